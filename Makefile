@@ -1,0 +1,95 @@
+# The lanes of this project. Each sets up what it needs; `make` alone lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export PYTHON ?= python3
+# One thread makes runs comparable, and on the CPU bit-identical.
+export OMP_NUM_THREADS ?= 1
+export PYTHONDONTWRITEBYTECODE ?= 1
+
+DEV := .venv/bin
+VLLM := .venv-vllm/bin
+DEV_READY := .venv/.ready
+VLLM_READY := .venv-vllm/.ready
+SEED ?= 0
+REQUESTS ?= 3000
+
+.PHONY: help
+help: ## list the targets
+	@echo "make TARGET, where TARGET is one of"
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ------------------------------------------------------------------------------------------ environments
+
+$(DEV_READY): requirements/dev.txt pyproject.toml tools/venv.sh
+	@tools/venv.sh .venv requirements/dev.txt "everything but vLLM"
+	@touch $@
+
+$(VLLM_READY): requirements/vllm.txt pyproject.toml tools/venv.sh
+	@tools/venv.sh .venv-vllm requirements/vllm.txt "vLLM on the CPU, about 3.5 GB" --no-deps
+	@touch $@
+
+.PHONY: venv venv-vllm lock
+venv: $(DEV_READY) ## set up .venv
+venv-vllm: $(VLLM_READY) ## set up .venv-vllm (about 3.5 GB)
+
+lock: $(DEV_READY) ## write requirements/dev.txt anew from .venv
+	@grep '^#' requirements/dev.txt >.venv/lock.txt
+	@$(DEV)/python -m pip freeze --exclude-editable 2>/dev/null | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' >>.venv/lock.txt
+	@mv .venv/lock.txt requirements/dev.txt
+
+# ------------------------------------------------------------------------------------------ see it work
+
+.PHONY: demo demo-vllm
+demo: $(DEV_READY) ## the seed's worked example, then random requests, cache on against cache off (no vLLM needed)
+	@$(DEV)/omni-prefix demo --seed $(SEED) --requests $(REQUESTS)
+
+demo-vllm: $(VLLM_READY) ## the same comparison on a real vLLM engine with a tiny random model
+	@$(VLLM)/omni-prefix demo-vllm --seed $(SEED)
+
+# ------------------------------------------------------------------------------------------ checks
+
+.PHONY: test test-vllm lint format types
+test: $(DEV_READY) ## every test that needs no vLLM
+	@echo "tests of the packages, the built-in engine and the conformance tools"
+	@$(DEV)/python -m pytest -q -m "not vllm"
+
+test-vllm: $(VLLM_READY) ## tests on a real vLLM engine, cache on against cache off
+	@echo "tests on a real vLLM engine (CPU, float32, one thread)"
+	@$(VLLM)/python -m pytest -q -s -m vllm
+
+lint: $(DEV_READY) ## style: ruff check and ruff format
+	@$(DEV)/ruff check .
+	@$(DEV)/ruff format --check .
+
+format: $(DEV_READY) ## rewrite the sources in the project's format
+	@$(DEV)/ruff check --fix .
+	@$(DEV)/ruff format .
+
+types: $(DEV_READY) ## strict types
+	@$(DEV)/mypy
+
+.PHONY: model-check model-check-deep mutants agree
+model-check: $(DEV_READY) ## TLC on every model of the everyday lane
+	@$(DEV)/omni-prefix model-check
+
+model-check-deep: $(DEV_READY) ## TLC on the larger models too
+	@$(DEV)/omni-prefix model-check --deep
+
+mutants: $(DEV_READY) ## every seeded fault is caught by the check that names it
+	@$(DEV)/omni-prefix mutants
+
+agree: $(DEV_READY) ## reference model and production package agree on random schedules
+	@$(DEV)/omni-prefix agree
+
+.PHONY: ci clean
+ci: ## all that continuous integration runs
+	@.ci/run
+
+clean: ## remove the environments and every build product
+	@rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis .scratch build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
