@@ -1,0 +1,226 @@
+"""From saved steps to sinks: one queue, in order, emptied at once or some steps late, here or on a builder thread.
+
+Guarantees:
+
+- Sinks see steps and finishes in the engine's order; each step is materialized exactly once and its rows reach every
+  sink. A message that a sink refused stays at the head of the queue, with the very same rows, and is offered again.
+- At most `lag` steps wait once `pump` has returned (inline), so that a cache of more than `lag` staging pages never
+  waits for one. `drain` leaves nothing waiting.
+- What goes wrong on the builder thread is raised on the engine's thread by its next call here, and again by each call
+  after it. No wait is without a deadline.
+
+The state (`_Queue`) is separate from the thread that drives it. Nothing here imports vLLM.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from omni_prefix_fast.types import ReqId, StageCacheOutputs, StepId
+from omni_prefix_fast.vllm.sinks import Delivery, Finished, Message, Sink, SinkError
+
+_log = logging.getLogger(__name__)
+
+
+class Materializer(Protocol):
+    """The part of the cache that turns a step id into rows, or drops it. Exactly one of the two, once."""
+
+    def materialize(self, step_id: StepId, req_ids: Sequence[ReqId]) -> StageCacheOutputs:
+        """Rows of a step."""
+        ...
+
+    def discard_step(self, step_id: StepId) -> None:
+        """Drop a step that nobody wants."""
+        ...
+
+
+@dataclass(slots=True)
+class _Item:
+    """Something to hand over. `due` is the number of saved steps from which on it may go."""
+
+    due: int
+    step_id: StepId | None
+    req_ids: tuple[ReqId, ...]
+    message: Message | None = None
+    sinks_done: int = 0
+
+
+class _Queue:
+    """Items in order, and which of them are due. No locks, no threads."""
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self._saved = 0
+        self._items: deque[_Item] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add_step(self, step_id: StepId, req_ids: Sequence[ReqId]) -> None:
+        self._saved += 1
+        self._items.append(_Item(self._saved + self._lag, step_id, tuple(req_ids)))
+
+    def add_finished(self, req_ids: Sequence[ReqId]) -> None:
+        self._items.append(_Item(0, None, tuple(req_ids)))
+
+    def make_all_due(self) -> None:
+        for item in self._items:
+            item.due = 0
+
+    def head(self) -> _Item | None:
+        """The first item if it is due."""
+        return self._items[0] if self._items and self._items[0].due <= self._saved else None
+
+    def pop(self) -> None:
+        self._items.popleft()
+
+
+class Handover:
+    """Hands saved steps over to the sinks, on the calling thread or on a builder thread."""
+
+    def __init__(
+        self,
+        cache: Materializer,
+        sinks: Sequence[Sink],
+        *,
+        lag: int = 0,
+        threaded: bool = False,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Start the builder thread if `threaded`. `timeout_s` bounds every wait for it."""
+        self._cache = cache
+        self._sinks = list(sinks)
+        self._timeout_s = timeout_s
+        self._queue = _Queue(lag)
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._run, name="omni-prefix-builder", daemon=True)
+            self._thread.start()
+
+    def add_sink(self, sink: Sink) -> None:
+        """Add a receiver; it sees what is handed over from now on. Engine thread, between steps."""
+        with self._wake:
+            self._sinks.append(sink)
+
+    def add_step(self, step_id: StepId, req_ids: Sequence[ReqId]) -> None:
+        """Queue a saved step. Engine thread."""
+        self._raise_failure()
+        with self._wake:
+            self._queue.add_step(step_id, req_ids)
+            self._wake.notify_all()
+
+    def add_finished(self, req_ids: Sequence[ReqId]) -> None:
+        """Queue the news that requests get no more rows. Engine thread."""
+        self._raise_failure()
+        if req_ids:
+            with self._wake:
+                self._queue.add_finished(req_ids)
+                self._wake.notify_all()
+
+    def pump(self) -> None:
+        """Hand over what is due: here if inline; the builder thread does so by itself.
+
+        Raises:
+            SinkError: a sink refused a message, which is kept.
+            OmniPrefixCacheUnmatchError: the cache could not hand over a step.
+        """
+        if self._thread is None:
+            while (item := self._queue.head()) is not None:
+                self._hand_over(item)
+                self._queue.pop()
+        else:
+            self._raise_failure()
+
+    def drain(self) -> None:
+        """Let everything queued go, however late it was meant to be: no step follows soon. Does not wait."""
+        with self._wake:
+            self._queue.make_all_due()
+            self._wake.notify_all()
+        self.pump()
+
+    def close(self) -> None:
+        """Hand over what is queued and close the sinks. May be called twice.
+
+        Raises:
+            SinkError: the builder thread did not finish within `timeout_s`, or what it failed with before.
+        """
+        if self._closing:
+            return
+        try:
+            self.drain()
+        finally:
+            with self._wake:
+                self._closing = True
+                self._wake.notify_all()
+            stuck = self._join()
+            for sink in self._sinks:
+                sink.close()
+        if stuck:
+            raise SinkError(
+                f"the builder thread did not hand over {len(self._queue)} queued messages within {self._timeout_s} s "
+                "(omni_prefix.handover_timeout_s)"
+            )
+        self._raise_failure()
+
+    def _join(self) -> bool:
+        """Wait for the builder thread. Returns whether it is stuck."""
+        if self._thread is None:
+            return False
+        self._thread.join(self._timeout_s)
+        return self._thread.is_alive()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _hand_over(self, item: _Item) -> None:
+        """Materialize an item if that was not done before, and give it to the sinks that have not got it yet."""
+        if item.message is None:
+            if item.step_id is None:
+                item.message = Finished(item.req_ids)
+            elif not self._sinks:
+                self._cache.discard_step(item.step_id)
+                return
+            else:
+                outputs = self._cache.materialize(item.step_id, list(item.req_ids))
+                item.message = Delivery(item.step_id, item.req_ids, outputs)
+        while item.sinks_done < len(self._sinks):
+            sink = self._sinks[item.sinks_done]
+            try:
+                sink.receive(item.message)
+            except Exception as error:
+                what = "the end of requests" if item.step_id is None else f"step {item.step_id}"
+                raise SinkError(
+                    f"{type(sink).__name__} did not take {what} ({type(error).__name__}: {error}); "
+                    "it is kept and offered again at the next handover"
+                ) from error
+            item.sinks_done += 1
+
+    def _run(self) -> None:
+        """The builder thread."""
+        while (item := self._next_due()) is not None:
+            try:
+                self._hand_over(item)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the engine's thread has to see it
+                _log.error("handover failed on the builder thread: %s", error)
+                self._failure = error
+                return
+            with self._wake:
+                self._queue.pop()
+
+    def _next_due(self) -> _Item | None:
+        """Wait for the next item that is due; None when closing and nothing is left."""
+        with self._wake:
+            while (item := self._queue.head()) is None:
+                if self._closing:
+                    return None
+                self._wake.wait(self._timeout_s)
+            return item
