@@ -1,0 +1,182 @@
+"""`OmniPrefixCacheController`: the queue of writes and the one writer of pool rows.
+
+First in, first out. Guarantees:
+
+- a task is taken from the queue and claimed (COPYING) in one critical section;
+- a row is written only if its slot still has the version that the task claimed; rows of a lost tenancy are skipped;
+- a failure is recorded before any waiter wakes, fails every task behind it, and is raised by `check` from then on;
+- every join has a deadline, and its error names the task and its state.
+
+It never takes the manager's state lock. `eager`: the queue is emptied inside `submit`, on the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from omni_prefix_fast.config import PrefixCacheConfig
+from omni_prefix_fast.device import Device
+from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheWriteError
+from omni_prefix_fast.metrics import Counters
+from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.runtime import Deadline, Runtime
+from omni_prefix_fast.slots import SlotTable
+from omni_prefix_fast.staging import StagingBufferPool
+from omni_prefix_fast.tasks import ImmediateWrite, WriteTask
+from omni_prefix_fast.types import Holder, TaskState
+
+
+class OmniPrefixCacheController:
+    """Moves rows of write tasks to the host and into the pool."""
+
+    def __init__(
+        self,
+        pool: PrefixBlockPool,
+        table: SlotTable,
+        staging: StagingBufferPool,
+        config: PrefixCacheConfig,
+        *,
+        runtime: Runtime,
+        device: Device,
+        counters: Counters,
+    ) -> None:
+        self._pool = pool
+        self._table = table
+        self._staging = staging
+        self._config = config
+        self._device = device
+        self._counters = counters
+        self._lock = runtime.lock("committer queue")
+        self._queue: deque[WriteTask] = deque()
+        self._running: WriteTask | None = None
+        self._finished: deque[WriteTask] = deque()
+        self._failure: tuple[str, BaseException] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write has failed."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raise `OmniPrefixCacheWriteError` if a write has failed, naming the first one."""
+        if self._failure is not None:
+            what, cause = self._failure
+            raise OmniPrefixCacheWriteError(
+                f"{what} failed: {type(cause).__name__}: {cause}. Rows behind published block hashes are lost, so the "
+                "cache refuses every call; restart the stage"
+            ) from cause
+
+    def in_flight(self) -> tuple[WriteTask, ...]:
+        """Tasks that are queued or being written."""
+        with self._lock:
+            return (*((self._running,) if self._running else ()), *self._queue)
+
+    def submit(self, task: WriteTask) -> None:
+        """Queue a task whose rows are complete, and write it. Raises as `check` does if that fails."""
+        with self._lock:
+            if self._failure is None:
+                task.move(TaskState.QUEUED)
+                self._queue.append(task)
+                self._counters.trace("queue_task", task=task.task_id)
+        if self._failure is not None:
+            self._fail([task], None)
+            self.check()
+        self._drain()
+        self.check()
+
+    def join(self, task: WriteTask, deadline: Deadline) -> None:
+        """Wait until a task's rows are in the pool.
+
+        Raises:
+            OmniPrefixCacheWriteError: it, or a write before it, failed.
+            OmniPrefixCacheStagingTimeoutError: the deadline passed.
+        """
+        if not task.done.wait(deadline.remaining()):
+            raise OmniPrefixCacheStagingTimeoutError(
+                f"{task} is still {task.state.name} after {deadline.seconds:g} s (staging_claim_timeout_s)"
+            )
+        if task.state is TaskState.FAILED:
+            self.check()
+
+    def take_finished(self) -> list[WriteTask]:
+        """Tasks that became WRITTEN or FAILED since the last call, oldest first."""
+        finished: list[WriteTask] = []
+        while self._finished:
+            finished.append(self._finished.popleft())
+        return finished
+
+    def fail_all(self, what: str, cause: BaseException) -> None:
+        """Record a failure that no write of its own has, and fail all that is queued."""
+        with self._lock:
+            queued, self._queue = list(self._queue), deque()
+        self._fail(queued, (what, cause))
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue or self._running is not None:
+                    return
+                task = self._running = self._queue.popleft()
+                task.move(TaskState.COPYING)
+                self._counters.trace("claim_copy", task=task.task_id)
+            try:
+                self._write(task, self._copy(task))
+            except BaseException as error:
+                with self._lock:
+                    queued, self._queue = list(self._queue), deque()
+                    self._running = None
+                self._fail([task, *queued], (str(task), error))
+                if not isinstance(error, Exception):
+                    raise
+                return
+            with self._lock:
+                self._running = None
+            self._finish(task)
+
+    def _copy(self, task: WriteTask) -> list[torch.Tensor]:
+        """Bring the rows of each piece to the host."""
+        if isinstance(task, ImmediateWrite):  # landed in the staging page when the step was saved
+            host_rows = [part for piece in task.pieces for part in piece.rows]
+        else:
+            chunk_bytes = self._config.copy_chunk_bytes
+            host_rows = [self._device.gather_to_host(piece.rows, chunk_bytes) for piece in task.pieces]
+            self._counters.add("host_copies", len(host_rows))
+            self._counters.add("host_copy_bytes", sum(t.numel() * t.element_size() for t in host_rows))
+        task.move(TaskState.HOST_READY)
+        task.wake()
+        self._counters.trace("finish_copy", task=task.task_id)
+        return host_rows
+
+    def _write(self, task: WriteTask, host_rows: list[torch.Tensor]) -> None:
+        for piece, rows in zip(task.pieces, host_rows, strict=True):
+            owned = self._table.still_owned(piece.slots, piece.versions)
+            if owned.all():
+                self._pool.write(piece.key, piece.slots, rows)
+            else:
+                kept = np.flatnonzero(owned)
+                self._counters.add("rows_lost", piece.slots.shape[0] - kept.shape[0])
+                self._pool.write(piece.key, piece.slots[kept], rows[torch.from_numpy(kept)])
+        self._counters.trace("write_pool", task=task.task_id)
+
+    def _finish(self, task: WriteTask) -> None:
+        task.move(TaskState.WRITTEN)
+        self._end(task)
+
+    def _fail(self, tasks: list[WriteTask], record: tuple[str, BaseException] | None) -> None:
+        with self._lock:
+            if self._failure is None and record is not None:
+                self._failure = record
+        for task in tasks:
+            task.move(TaskState.FAILED)
+            self._counters.trace("fail_task", task=task.task_id)
+            self._end(task)
+
+    def _end(self, task: WriteTask) -> None:
+        task.drop_rows()
+        if isinstance(task, ImmediateWrite):
+            self._staging.release(task.page, Holder("write", task.task_id))
+        self._finished.append(task)
+        task.wake()

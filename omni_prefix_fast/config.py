@@ -1,0 +1,134 @@
+"""Settings of one cache (`PrefixCacheConfig`) and what a model asks of it (`ModelCachePolicy`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from omni_prefix_fast.errors import OmniPrefixCacheConfigError
+from omni_prefix_fast.types import HIDDEN_KEY, Key
+
+_MIB = 1024 * 1024
+
+
+class _Settings(BaseModel):
+    """Frozen pydantic model whose validation errors are the cache's own, so that one `except` catches all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            lines = (f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+            raise OmniPrefixCacheConfigError(f"{type(self).__name__}: {'; '.join(lines)}") from error
+
+
+class PrefixCacheConfig(_Settings):
+    """Sizes and bounds of one cache. Frozen."""
+
+    num_blocks: PositiveInt
+    """KV blocks of the engine, the null block included; the pool mirrors each of them."""
+    block_size: PositiveInt
+    """Tokens a block."""
+    gpu_staging_bytes: int = Field(default=512 * _MIB, ge=0)
+    """Device bytes that clones of deferred rows may take in all. Under pressure open writes are forced out."""
+    staging_depth: PositiveInt = 4
+    """How many saved steps may be unconsumed at once; each holds one staging page."""
+    staging_capacity_tokens: PositiveInt = 1024
+    """Tokens a staging page holds: the largest step (`max_num_batched_tokens`)."""
+    staging_claim_timeout_s: PositiveFloat = 30.0
+    """Deadline in seconds of every wait: for a free page, for a write, for a read in progress."""
+    copy_chunk_bytes: PositiveInt = 16 * _MIB
+    """Deferred rows are copied to the host at most this many bytes at a time."""
+
+    @property
+    def num_slots(self) -> int:
+        """Token slots in all, `num_blocks * block_size`."""
+        return self.num_blocks * self.block_size
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        *,
+        num_blocks: int,
+        block_size: int,
+        scheduler_config: Any = None,
+        model_config: Any = None,
+        **overrides: Any,
+    ) -> Self:
+        """Size the staging pages from the engine's settings.
+
+        A page holds one step of the whole batch: `scheduler_config.max_num_batched_tokens`, or
+        `model_config.max_model_len` where the former is missing. `overrides` set any other field.
+        """
+        if "staging_capacity_tokens" not in overrides:
+            capacity = getattr(scheduler_config, "max_num_batched_tokens", None)
+            if not capacity:
+                capacity = getattr(model_config, "max_model_len", None)
+            if capacity:
+                overrides["staging_capacity_tokens"] = int(capacity)
+        return cls(num_blocks=int(num_blocks), block_size=int(block_size), **overrides)
+
+
+def _names(value: Any) -> frozenset[Key]:
+    if isinstance(value, str):
+        return frozenset((value,))
+    return frozenset(value or ())
+
+
+class ModelCachePolicy(_Settings):
+    """What a model hands over and how: which keys are per token, per request, or deferred. Frozen.
+
+    Whether a tensor holds one row a token cannot be told from its shape in general: a reference tensor may happen
+    to have as many rows as the step. Undeclared keys are judged by their shape at first sight and dropped from
+    the cache for good, with a warning, when a later step contradicts it. A model that can should declare its keys.
+    """
+
+    needs_full_hidden_states: bool = True
+    """Cache and hand over hidden states of whole prompts. False: hidden states are ignored."""
+    deferred_keys: frozenset[Key] = frozenset()
+    """Per-token mm keys written once, when the request finishes."""
+    token_keys: frozenset[Key] | None = None
+    """Per-token mm keys. None: judge undeclared keys by shape. A set: these and the deferred ones, no others."""
+    request_keys: frozenset[Key] = frozenset()
+    """Keys that are never per token; each request gets its own whole copy."""
+    request_list_keys: frozenset[Key] = frozenset()
+    """Keys whose value is a list with one entry for each request of the batch, in batch order."""
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> Self:
+        per_token = self.deferred_keys | (self.token_keys or frozenset())
+        if clash := per_token & (self.request_keys | self.request_list_keys):
+            raise ValueError(f"declared both per token and per request: {sorted(clash)}")
+        if clash := self.request_keys & self.request_list_keys:
+            raise ValueError(f"declared in request_keys and in request_list_keys: {sorted(clash)}")
+        if HIDDEN_KEY in per_token | self.request_keys | self.request_list_keys:
+            raise ValueError(f"{HIDDEN_KEY!r} is the hidden states' own key; use needs_full_hidden_states")
+        return self
+
+    def is_declared_per_token(self, key: Key) -> bool:
+        """Whether the model says that `key` has one row a token."""
+        return key in self.deferred_keys or (self.token_keys is not None and key in self.token_keys)
+
+    def is_declared_per_request(self, key: Key) -> bool:
+        """Whether the model says that `key` never has one row a token."""
+        return key in self.request_keys or key in self.request_list_keys
+
+    @classmethod
+    def from_model(cls, model: object) -> Self:
+        """Read the policy from a model's attributes; each is optional.
+
+        `requires_full_prefix_cached_hidden_states` and `deferred_prefix_cache_mm_keys` are the seed's names;
+        `prefix_cache_token_keys`, `prefix_cache_request_keys` and `prefix_cache_request_list_keys` declare keys.
+        """
+        tokens: Iterable[Key] | None = getattr(model, "prefix_cache_token_keys", None)
+        return cls(
+            needs_full_hidden_states=bool(getattr(model, "requires_full_prefix_cached_hidden_states", True)),
+            deferred_keys=_names(getattr(model, "deferred_prefix_cache_mm_keys", ())),
+            token_keys=None if tokens is None else _names(tokens),
+            request_keys=_names(getattr(model, "prefix_cache_request_keys", ())),
+            request_list_keys=_names(getattr(model, "prefix_cache_request_list_keys", ())),
+        )

@@ -1,0 +1,240 @@
+"""What a forward returned, sorted: rows that belong to tokens, and everything else (leftovers).
+
+A tensor is per token if the model declares its key so, or, for an undeclared key, if its first dimension is the step's
+token count (or the padded one) and it has a feature dimension. Shape can mislead: a reference tensor may have as many
+rows as the step. So the first sight of an undeclared key decides, and a later contradiction settles for good that it
+is *not* per token.
+
+Leftovers are copied to the host when the step is saved and once more for each request that takes one, so that nothing
+handed over shares memory with a live buffer or with another request.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from omni_prefix_fast.config import ModelCachePolicy
+from omni_prefix_fast.errors import OmniPrefixCacheContractError
+from omni_prefix_fast.layout import StepLayout
+from omni_prefix_fast.types import HIDDEN_KEY, Key, ReqId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """Rows that a per-token tensor of this step may have."""
+
+    unpadded: int
+    padded: int
+
+    def fits(self, rows: int) -> bool:
+        """Whether `rows` is one of the two."""
+        return rows in (self.unpadded, self.padded)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """A host tensor with one entry a token that is not cached; each request gets its own entries."""
+
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A host value that each request gets whole."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PerRequest:
+    """One host value for each request of the batch, in batch order."""
+
+    values: tuple[Any, ...]
+
+
+Leftover: TypeAlias = "Sliced | Whole | PerRequest | dict[Any, Leftover]"
+
+
+@dataclass(slots=True)
+class Intake:
+    """One step's outputs, sorted. Nothing is copied yet except leftovers."""
+
+    rows: dict[Key, torch.Tensor] = field(default_factory=dict)
+    """Per-token keys, hidden states first: live tensors `(num_tokens, *feature)`, padding cut off."""
+    leftovers: dict[Key, Leftover] = field(default_factory=dict)
+
+
+class KeySorter:
+    """Decides what is per token, and remembers what undeclared keys looked like. Engine thread."""
+
+    def __init__(self, policy: ModelCachePolicy) -> None:
+        self._policy = policy
+        self._per_token: set[Key] = set()
+        self._per_request: set[Key] = set()
+
+    def sort(self, hidden: Any, mm_outputs: Mapping[Key, Any] | None, layout: StepLayout, padded: int) -> Intake:
+        """Sort a step's outputs.
+
+        Raises:
+            OmniPrefixCacheContractError: hidden states missing or of the wrong length; a declared key that does not
+                fit; a leftover that cannot be copied. What is remembered of keys is unchanged then.
+        """
+        count = TokenCount(layout.num_tokens, padded)
+        intake = Intake()
+        if self._policy.needs_full_hidden_states:
+            rows = self._hidden_rows(hidden, count, layout)
+            if rows is not None:
+                intake.rows[HIDDEN_KEY] = rows
+        if mm_outputs is not None and not isinstance(mm_outputs, Mapping):
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: mm_outputs is a {type(mm_outputs).__name__}, not a mapping of key to value"
+            )
+        seen = (set(self._per_token), set(self._per_request))
+        try:
+            for key, value in (mm_outputs or {}).items():
+                self._sort_one(key, value, count, layout, intake)
+        except BaseException:
+            self._per_token, self._per_request = seen
+            raise
+        return intake
+
+    def _hidden_rows(self, hidden: Any, count: TokenCount, layout: StepLayout) -> torch.Tensor | None:
+        if hidden is None and count.unpadded == 0:
+            return None
+        if not isinstance(hidden, torch.Tensor):
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: hidden states are a {type(hidden).__name__}, not a tensor; a model without "
+                "them sets requires_full_prefix_cached_hidden_states (ModelCachePolicy.needs_full_hidden_states) to False"
+            )
+        if hidden.dim() == 0 or not count.fits(hidden.shape[0]):
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: hidden states of shape {tuple(hidden.shape)} for {count.unpadded} tokens "
+                f"({count.padded} padded); pass num_tokens_unpadded and num_tokens_padded of this very step"
+            )
+        return hidden[: count.unpadded] if count.unpadded else None
+
+    def _sort_one(self, key: Key, value: Any, count: TokenCount, layout: StepLayout, intake: Intake) -> None:
+        if not isinstance(key, str):
+            raise OmniPrefixCacheContractError(f"step {layout.step_id}: mm key {key!r} is not a string")
+        if key == HIDDEN_KEY:
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: mm key {key!r} is the hidden states' own; rename the model's output"
+            )
+        if value is None:
+            return
+        if self._policy.is_declared_per_token(key):
+            rows = self._declared_rows(key, value, count, layout)
+            if rows is not None:
+                intake.rows[key] = rows
+        elif self._looks_per_token(key, value, count):
+            intake.rows[key] = value[: count.unpadded]
+        elif key in self._policy.request_list_keys:
+            intake.leftovers[key] = self._one_each(key, value, layout)
+        else:
+            whole = key in self._policy.request_keys
+            intake.leftovers[key] = self._leftover(key, value, count, whole, layout)
+
+    def _declared_rows(self, key: Key, value: Any, count: TokenCount, layout: StepLayout) -> torch.Tensor | None:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: key {key!r} is declared per token (ModelCachePolicy.token_keys or "
+                f"deferred_keys) but is a {_describe(value)}"
+            )
+        if value.shape[0] == 0 or count.unpadded == 0:
+            return None  # nothing emitted in this step
+        if not count.fits(value.shape[0]):
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: key {key!r} is declared per token (ModelCachePolicy.token_keys or "
+                f"deferred_keys) but has {value.shape[0]} rows for {count.unpadded} tokens ({count.padded} padded)"
+            )
+        return value[: count.unpadded]
+
+    def _looks_per_token(self, key: Key, value: Any, count: TokenCount) -> bool:
+        """Judge an undeclared key by shape; the first sight decides, a contradiction settles against."""
+        policy = self._policy
+        if policy.token_keys is not None or policy.is_declared_per_request(key) or count.unpadded == 0:
+            return False
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or key in self._per_request:
+            return False
+        if value.shape[0] == 0:
+            return False  # emitted nothing this time, which decides nothing
+        if count.fits(value.shape[0]):
+            self._per_token.add(key)
+            return True
+        self._per_request.add(key)
+        if key in self._per_token:
+            self._per_token.discard(key)
+            logger.warning(
+                "mm key %r had one row a token before and has %d rows for %d tokens now: it is not cached any more. "
+                "Declare it in ModelCachePolicy.token_keys or request_keys.",
+                key,
+                value.shape[0],
+                count.unpadded,
+            )
+        return False
+
+    def _one_each(self, key: Key, value: Any, layout: StepLayout) -> PerRequest:
+        if not isinstance(value, (list, tuple)) or len(value) != len(layout.req_ids):
+            raise OmniPrefixCacheContractError(
+                f"step {layout.step_id}: key {key!r} is declared in ModelCachePolicy.request_list_keys but is a "
+                f"{_describe(value)}, not a list of {len(layout.req_ids)} entries"
+            )
+        return PerRequest(tuple(to_host(v, key) for v in value))
+
+    def _leftover(self, path: Key, value: Any, count: TokenCount, whole: bool, layout: StepLayout) -> Leftover:
+        if isinstance(value, dict):
+            return {k: self._leftover(f"{path}/{k}", v, count, whole, layout) for k, v in value.items()}
+        if isinstance(value, torch.Tensor) and value.numel() and value.dim() and not whole and count.unpadded:
+            if value.shape[0] == count.unpadded and path not in self._per_request:
+                return Sliced(to_host(value, path))
+            self._per_request.add(path)
+        return Whole(to_host(value, path))
+
+
+def share_of(leftover: Leftover, layout: StepLayout, req_id: ReqId) -> Any:
+    """One request's own copy of its share of a leftover."""
+    if isinstance(leftover, dict):
+        return {k: share_of(v, layout, req_id) for k, v in leftover.items()}
+    if isinstance(leftover, Sliced):
+        return leftover.value[layout.rows(req_id)].clone()
+    if isinstance(leftover, PerRequest):
+        return to_host(leftover.values[layout.index[req_id]], "")
+    return to_host(leftover.value, "")
+
+
+def to_host(value: Any, key: Key) -> Any:
+    """A deep copy of `value` on the host, tensors detached. Raises `OmniPrefixCacheContractError` if it has none."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if value is None or isinstance(value, (str, bytes, int, float, bool, complex)):
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {k: to_host(v, key) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_host(v, key) for v in value)
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise OmniPrefixCacheContractError(
+            f"mm key {key!r} holds a {type(value).__name__} that cannot be copied ({error}); a value that outlives its "
+            "step has to be a tensor, an array, a plain container or a deep-copyable object"
+        ) from error
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Sequence):
+        return f"{type(value).__name__} of {len(value)} entries"
+    return type(value).__name__

@@ -1,0 +1,174 @@
+"""Where the rows of a step belong: `StepLayout`, and the view of the engine's batch that slots come from.
+
+A layout is made once a step, under no lock, and passed whole; nothing below it works out an offset again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from omni_prefix_fast.errors import OmniPrefixCacheConfigError, OmniPrefixCacheContractError
+from omni_prefix_fast.types import IntArray, ReqId, StepId
+
+
+class BatchView(Protocol):
+    """What the cache needs to know of the engine's batch, asked between its update and the end of the save."""
+
+    def batch_req_ids(self) -> Sequence[ReqId]:
+        """Requests of the batch, in the order of their rows."""
+        ...
+
+    def step_slots_cpu(self, req_ids: Sequence[ReqId], num_scheduled: Mapping[ReqId, int]) -> torch.Tensor:
+        """Slots of the tokens that this step computes, int64 `(num_tokens,)` on the host, request after request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Requests of one step and the tokens it computes for each, request after request."""
+
+    step_id: StepId
+    req_ids: tuple[ReqId, ...]
+    index: Mapping[ReqId, int]
+    counts: tuple[int, ...]
+    """Tokens of each request."""
+    offsets: tuple[int, ...]
+    """Row of each request's first token, and the number of rows at the end; one longer than `req_ids`."""
+    starts: tuple[int, ...]
+    """Absolute position of each request's first token."""
+    slots: IntArray
+    """Slot of each token, `(num_tokens,)`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step."""
+        return self.offsets[-1]
+
+    def rows(self, req_id: ReqId) -> slice:
+        """The request's rows of the step."""
+        i = self.index[req_id]
+        return slice(self.offsets[i], self.offsets[i + 1])
+
+
+def make_layout(
+    step_id: StepId,
+    view: BatchView,
+    num_scheduled: Mapping[ReqId, int],
+    computed: Mapping[ReqId, int],
+    *,
+    block_size: int,
+    num_slots: int,
+) -> StepLayout:
+    """Lay out a step. Engine thread, after the batch was updated.
+
+    Args:
+        step_id: the step's id.
+        view: the engine's batch.
+        num_scheduled: tokens to compute, by request.
+        computed: absolute position of each scheduled request's first token.
+        block_size: tokens a block.
+        num_slots: slots in all.
+
+    Raises:
+        OmniPrefixCacheContractError: the batch lacks a scheduled request, or its slots do not fit the schedule.
+    """
+    req_ids = tuple(r for r in view.batch_req_ids() if r in num_scheduled)
+    index = {r: i for i, r in enumerate(req_ids)}
+    if len(index) != len(num_scheduled) or len(index) != len(req_ids):
+        absent = sorted(set(num_scheduled) - set(index))
+        what = f"scheduled requests {absent} are not in the batch" if absent else "the batch lists a request twice"
+        raise OmniPrefixCacheContractError(f"step {step_id}: {what}")
+    counts = [num_scheduled[r] for r in req_ids]
+    starts = [computed[r] for r in req_ids]
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    slots = torch.as_tensor(view.step_slots_cpu(list(req_ids), num_scheduled)).detach().cpu().numpy()
+    slots = slots.astype(np.int64, copy=True).reshape(-1)
+    total = int(offsets[-1])
+    if slots.shape[0] != total:
+        raise OmniPrefixCacheContractError(
+            f"step {step_id}: step_slots_cpu returned {slots.shape[0]} slots for {total} scheduled tokens"
+        )
+    if total:
+        low, high = int(slots.min()), int(slots.max())
+        if low < 0 or high >= num_slots:
+            raise OmniPrefixCacheContractError(
+                f"step {step_id}: slots {low}..{high} are outside 0..{num_slots - 1}; "
+                "num_blocks or block_size differs from the engine's"
+            )
+        positions = np.arange(total) + np.repeat(np.asarray(starts) - offsets[:-1], counts)
+        if not np.array_equal(slots % block_size, positions % block_size):
+            raise OmniPrefixCacheContractError(
+                f"step {step_id}: slots do not stand where the computed-token counts put them; "
+                "block_size differs from the engine's, or num_computed_tokens is not the first scheduled position"
+            )
+    return StepLayout(step_id, req_ids, index, tuple(counts), tuple(offsets.tolist()), tuple(starts), slots)
+
+
+class FullAttentionGroupView:
+    """`BatchView` of vLLM's V1 `InputBatch`: slots come from its host block table, not from the device mapping.
+
+    Reading the device's slot mapping back would wait for the forward; the host table knows the same.
+    """
+
+    def __init__(self, input_batch: Any, block_size: int) -> None:
+        """Raise `OmniPrefixCacheConfigError` if the table's layout cannot be mirrored."""
+        self._batch = input_batch
+        self.block_size = block_size
+        check_block_layout(input_batch.block_table[0], block_size)
+
+    def batch_req_ids(self) -> list[ReqId]:
+        """See `BatchView`."""
+        return list(self._batch.req_ids)
+
+    def step_slots_cpu(self, req_ids: Sequence[ReqId], num_scheduled: Mapping[ReqId, int]) -> torch.Tensor:
+        """See `BatchView`. One indexed read of the table for the whole batch."""
+        table = self._batch.block_table[0].block_table.cpu
+        rows = np.fromiter((self._batch.req_id_to_index[r] for r in req_ids), dtype=np.int64, count=len(req_ids))
+        starts = np.asarray(self._batch.num_computed_tokens_cpu)[rows]
+        return table_slots(table.numpy(), rows, starts, [num_scheduled[r] for r in req_ids], self.block_size)
+
+
+def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[int], block_size: int) -> torch.Tensor:
+    """Slots of `counts[i]` tokens from position `starts[i]` on, in row `rows[i]` of a host block table.
+
+    Returns int64 `(sum(counts),)`. Raises `OmniPrefixCacheContractError` for a position beyond the table's width.
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+    blocks = positions // block_size
+    if total and int(blocks.max()) >= table.shape[1]:
+        raise OmniPrefixCacheContractError(
+            f"position {int(positions.max())} lies beyond the block table of {table.shape[1]} blocks of {block_size}"
+        )
+    slots = table[np.repeat(rows, counts), blocks].astype(np.int64) * block_size + positions % block_size
+    return torch.from_numpy(slots)
+
+
+def check_block_layout(block_table: Any, block_size: int) -> None:
+    """Refuse a block table whose rows are not `table[request, position // block_size]` over allocator blocks."""
+    split = int(getattr(block_table, "blocks_per_kv_block", 1) or 1)
+    if getattr(block_table, "use_hybrid_blocks", False) or split != 1:
+        raise OmniPrefixCacheConfigError(
+            f"the attention backend splits each KV block into {split} kernel blocks, which the prefix cache cannot "
+            "mirror; choose a --block-size that the backend supports natively, or set enable_prefix_caching to false"
+        )
+    world = int(getattr(block_table, "dcp_world_size", 1) or 1)
+    if world != 1:
+        raise OmniPrefixCacheConfigError(
+            f"decode context parallel (decode_context_parallel_size={world}) stripes tokens over ranks; set it to 1, "
+            "or set enable_prefix_caching to false"
+        )
+    for name in ("kv_cache_block_size", "block_size"):
+        size = getattr(block_table, name, None)
+        if size is not None and int(size) != block_size:
+            raise OmniPrefixCacheConfigError(
+                f"the block table counts in blocks of {int(size)} tokens, the prefix cache in blocks of {block_size}; "
+                "make --block-size equal to the KV cache's block size"
+            )

@@ -1,0 +1,385 @@
+"""`PrefixCacheMachine`: the actions of docs/machine.md, one method each, and the only place that takes the state lock.
+
+Guarantees: under the state lock there is only table work, never a wait, a row copy or a pool allocation. The engine
+thread alone plans, claims and commits; other threads take steps and unpin what they fetched. Lock order: a read's
+lock, then the state lock, then a staging page's or the committer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from omni_prefix_fast.committer import OmniPrefixCacheController
+from omni_prefix_fast.config import PrefixCacheConfig
+from omni_prefix_fast.device import Device
+from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError
+from omni_prefix_fast.events import Admitted
+from omni_prefix_fast.intake import Leftover
+from omni_prefix_fast.layout import StepLayout
+from omni_prefix_fast.log import BudgetTicket, DeferredLog, DeviceBudget, LogChunk
+from omni_prefix_fast.metrics import Counters
+from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.reads import HitRead, ReadState
+from omni_prefix_fast.requests import RequestTable
+from omni_prefix_fast.runtime import Deadline, Runtime
+from omni_prefix_fast.slots import SlotTable
+from omni_prefix_fast.staging import StagingBufferPool
+from omni_prefix_fast.steps import StepContext, StepTable
+from omni_prefix_fast.tasks import DeferredWrite, ImmediateWrite, WritePiece, WriteTask
+from omni_prefix_fast.types import Holder, IntArray, Key, ReqId, StepId, TaskId, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Rows of a step, ready to be published."""
+
+    layout: StepLayout
+    page: int
+    staged: tuple[Key, ...]
+    """Per-token keys whose rows stand in the page, hidden states first."""
+    leftovers: Mapping[Key, Leftover]
+    deferred_keys: frozenset[Key]
+    """Keys that the policy defers, emitted or not."""
+    clones: Mapping[Key, torch.Tensor] = field(default_factory=dict)
+    """Device clones of the deferred keys' rows; empty where they do not fit the budget or there are none."""
+    ticket: BudgetTicket | None = None
+    """The charge for `clones`."""
+
+
+class PrefixCacheMachine:
+    """Tables, pool, pages, log and steps of one cache, and the actions on them."""
+
+    def __init__(self, config: PrefixCacheConfig, runtime: Runtime, device: Device, counters: Counters) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._counters = counters
+        self._timeout_s = config.staging_claim_timeout_s
+        self.lock = runtime.lock("manager state")
+        self.table = SlotTable(config.num_slots)
+        self.pool = PrefixBlockPool(config)
+        self.staging = StagingBufferPool(config, runtime)
+        self.controller = OmniPrefixCacheController(
+            self.pool, self.table, self.staging, config, runtime=runtime, device=device, counters=counters
+        )
+        self.budget = DeviceBudget(config.gpu_staging_bytes)
+        self.log = DeferredLog()
+        self.steps = StepTable()
+        self.requests = RequestTable(config, counters)
+        self.writers: dict[StepId, ImmediateWrite] = {}
+        """Immediate writes not committed yet, by step."""
+        self.starting: dict[ReqId, HitRead] = {}
+        """Hit reads of the step that was started and is not saved yet."""
+        self._next_task: TaskId = 0
+
+    def deadline(self) -> Deadline:
+        """The one deadline of a public call (`staging_claim_timeout_s`)."""
+        return Deadline(self._runtime, self._timeout_s)
+
+    # ---------------------------------------------------------------- step start (engine thread)
+
+    def finish_request(self, req_id: ReqId) -> None:
+        """`FinishRequest`: seal and write its deferred rows, forget it. An id never seen is ignored."""
+        with self.lock:
+            known = self.requests.finish(req_id)
+            task = self.log.seal(req_id)
+        self._counters.trace("finish_request", req_id=req_id, known=known)
+        if task is not None:
+            self.write(task)
+
+    def start_request(self, admitted: Admitted, step_id: StepId, scheduled: int) -> None:
+        """`StartRequest`: make it live; open a hit read if it is owed cached rows. Raises `ValueError`, see `owed`."""
+        owed = self.requests.owed(admitted)
+        with self.lock:
+            self.requests.start(admitted, scheduled)
+        if owed is not None:
+            self.starting[admitted.req_id] = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime)
+        self._counters.trace("start_request", req_id=admitted.req_id, computed=admitted.computed)
+
+    def plan_reads(self) -> None:
+        """`PlanRead` for every read of the step that starts."""
+        with self.lock:
+            for read in self.starting.values():
+                self._plan(read)
+
+    def drop_starting(self) -> None:
+        """The step that was started is not going to be saved."""
+        with self.lock:
+            for read in self.starting.values():
+                read.release(self.table, self.log, ReadState.DROPPED)
+            self.starting = {}
+
+    def _plan(self, read: HitRead) -> None:
+        read.plan(self.table.open_keys(), self.table, self.log, self.writers)
+        self._counters.add("reads_planned")
+        self._counters.trace("plan_read", req_id=read.req_id, step=read.step_id, span=(read.start, read.end))
+
+    # ---------------------------------------------------------------- save (engine thread)
+
+    def claim_page(self, step_id: StepId, deadline: Deadline) -> int:
+        """`ClaimPage`: a staging page for the step, waiting for one until the deadline."""
+        page = self.staging.claim(Holder("step", step_id), deadline)
+        self._counters.trace("claim_page", step=step_id, page=page)
+        return page
+
+    def release_page(self, step_id: StepId, page: int) -> None:
+        """The step does not need its page any more."""
+        self.staging.release(page, Holder("step", step_id))
+
+    def unplan_reads(self, layout: StepLayout, emitted: Collection[Key]) -> None:
+        """`UnplanReads`: this step's reads on slots that it computes resolved to an older tenant at the start.
+
+        Also tells each read how many of the step's own rows follow its span, by key.
+        """
+        with self.lock:
+            epoch = self.table.stamp(layout.slots)
+            for req_id in [r for r in self.starting if r not in layout.index]:
+                self.starting.pop(req_id).release(self.table, self.log, ReadState.DROPPED)
+            for req_id, read in self.starting.items():
+                read.tail = dict.fromkeys(emitted, layout.counts[layout.index[req_id]])
+                if read.state is ReadState.PLANNED and self.table.stamped(read.slots, epoch):
+                    read.unplan(self.table, self.log)
+                    self._counters.trace("unplan_read", req_id=req_id, step=layout.step_id)
+
+    def reserve_budget(self, nbytes: int, deadline: Deadline) -> BudgetTicket | None:
+        """`ReserveBudget`: charge device bytes, forcing older deferred rows out; None if they can never fit."""
+        if nbytes > self.budget.limit:
+            return None
+        while True:
+            with self.lock:
+                ticket = self.budget.reserve(nbytes)
+                oldest = self.log.oldest()
+            if ticket is not None:
+                self._counters.trace("reserve_budget", bytes=nbytes)
+                return ticket
+            if oldest is None:
+                raise AssertionError(f"{self.budget.charged} device bytes are charged but no chunk is held")
+            self._force_out(oldest, deadline)
+
+    def _force_out(self, chunk: LogChunk, deadline: Deadline) -> None:
+        """`SealWrite` for every request with rows in the chunk, and complete the reads that name rows of it."""
+        with self.lock:
+            writes = self.log.seal_chunk(chunk)
+            self._counters.add("writes_forced", len(writes))
+        for task in writes:
+            self._counters.trace("seal_write", task=task.task_id)
+            self.write(task)
+            self.controller.join(task, deadline)
+        with self.lock:
+            holding = [read for read in self._planned_reads() if read.holds(chunk)]
+        self._complete(holding, deadline)
+        if chunk.chunk_id in self.log.chunks:
+            raise AssertionError(f"chunk {chunk.chunk_id} is held by {chunk.unwritten} and {chunk.readers} reads")
+
+    def preserve_reads(self, slots: IntArray, deadline: Deadline) -> None:
+        """`PreserveReads`: complete each planned read that names the pool row of one of `slots`, before its claim."""
+        with self.lock:
+            if not self.table.any_pinned(slots):
+                return
+            epoch = self.table.stamp(slots)
+            touched = [read for read in self._planned_reads() if self.table.stamped(read.pinned, epoch)]
+        self._complete(touched, deadline)
+
+    def _planned_reads(self) -> list[HitRead]:
+        reads = [read for context in self.steps.contexts() for read in context.reads.values()]
+        return [read for read in (*reads, *self.starting.values()) if read.state is ReadState.PLANNED]
+
+    def _complete(self, reads: list[HitRead], deadline: Deadline) -> None:
+        for read in reads:
+            self._counters.trace("preserve_read", req_id=read.req_id, step=read.step_id)
+            self.fetch_read(read, deadline)
+        with self.lock:
+            self._counters.add("reads_preserved", len(reads))
+
+    def give_up_slots(self, layout: StepLayout) -> None:
+        """`ClaimSlots` for a step that is never saved: no row of any key; a later hit there fails instead of lying."""
+        with self.lock:
+            self._claim(layout, ())
+            self._counters.add("steps_abandoned")
+
+    def publish(self, rows: StepRows, *, hands_hidden: bool) -> ImmediateWrite | None:
+        """`ClaimSlots`, `RegisterWrite`, `AppendRows`, `PlanRead` of same-step hits and `OpenStep`: one table update.
+
+        Returns the immediate write, to be handed to `write` outside the lock.
+        """
+        layout = rows.layout
+        with self.lock:
+            for key in rows.leftovers:
+                self._demote(key)
+            for key in rows.staged:
+                self.table.open_key(key, deferred=key in rows.deferred_keys)
+            versions = self._claim(layout, rows.staged)
+            if rows.ticket is not None:
+                self._append_rows(layout, versions, rows.clones, rows.ticket)
+            immediate = [key for key in rows.staged if key not in rows.clones]
+            task = self._register_write(immediate, layout, versions, rows.page) if immediate else None
+            for read in self.starting.values():
+                if read.state is ReadState.UNPLANNED:
+                    self._plan(read)
+                    self._counters.add("reads_same_step")
+                read.settle(owes_hidden=hands_hidden)
+            context = StepContext(layout, rows.page, rows.staged, rows.leftovers, self.starting, hands_hidden)
+            self.starting = {}
+            self._open_step(context)
+        return task
+
+    def _claim(self, layout: StepLayout, emitted: Iterable[Key]) -> IntArray:
+        emitted = tuple(emitted)
+        versions = self.table.claim(layout.slots, layout.step_id, emitted)
+        self._counters.trace("claim_slots", step=layout.step_id, slots=layout.slots, emitted=emitted)
+        return versions
+
+    def _demote(self, key: Key) -> None:
+        """A key that had rows turns out not to be per token: nobody is handed its rows any more."""
+        if self.table.has_key(key):
+            self.table.close_key(key)
+            for read in self.starting.values():
+                read.forget(key, self.log)
+            self._counters.add("keys_demoted")
+
+    def _register_write(self, keys: Iterable[Key], layout: StepLayout, versions: IntArray, page: int) -> ImmediateWrite:
+        task = ImmediateWrite(self._issue_task(), layout.step_id, self._runtime, page)
+        task.pieces = [
+            WritePiece(key, layout.slots, versions, (self.staging.rows(page, key, layout.num_tokens),)) for key in keys
+        ]
+        self.staging.bind(page, Holder("write", task.task_id))
+        self.writers[layout.step_id] = task
+        self._counters.trace("register_write", task=task.task_id, step=layout.step_id)
+        return task
+
+    def _append_rows(
+        self, layout: StepLayout, versions: IntArray, clones: Mapping[Key, torch.Tensor], ticket: BudgetTicket
+    ) -> None:
+        chunk = self.log.append(layout, versions, clones, ticket)
+        for key in clones:
+            self.table.log_append(key, layout.slots, chunk.chunk_id)
+        opened = [r for r in layout.req_ids if r not in self.log.open_writes]
+        for req_id in opened:
+            self.log.open_writes[req_id] = DeferredWrite(
+                self._issue_task(),
+                layout.step_id,
+                self._runtime,
+                req_id=req_id,
+                write_n=self.requests.next_write_n(req_id),
+                first_chunk=chunk.chunk_id,
+            )
+        self._counters.add("writes_deferred", len(opened))
+        self._counters.trace("append_rows", step=layout.step_id, keys=tuple(clones), opened=tuple(opened))
+
+    def _issue_task(self) -> TaskId:
+        task_id = self._next_task
+        self._next_task += 1
+        return task_id
+
+    def _open_step(self, context: StepContext) -> None:
+        layout = context.layout
+        self.steps.open(context)
+        for req_id, start, count in zip(layout.req_ids, layout.starts, layout.counts, strict=True):
+            self.requests.advance(req_id, start + count)
+        self._counters.add("steps_saved")
+        self._counters.add("rows_saved", layout.num_tokens)
+        self._counters.trace("open_step", step=layout.step_id)
+
+    def write(self, task: WriteTask) -> None:
+        """Hand a write to the committer, and take in what it finished. If it fails, everything is let go of."""
+        try:
+            self.controller.submit(task)
+        except BaseException:
+            self.commit_tasks()
+            self.clear()
+            raise
+        self.commit_tasks()
+
+    def commit_tasks(self) -> None:
+        """`CommitTask` for every write that ended since the last call."""
+        with self.lock:
+            for task in self.controller.take_finished():
+                if task.state is TaskState.WRITTEN:
+                    for piece in task.pieces:
+                        self.table.commit(piece.key, piece.slots, piece.versions)
+                    self._counters.trace("commit_task", task=task.task_id)
+                if isinstance(task, DeferredWrite):
+                    self.log.written(task)
+                else:
+                    self.writers.pop(task.step_id, None)
+
+    # ---------------------------------------------------------------- handover (any thread)
+
+    def take_step(self, step_id: StepId, req_ids: Collection[ReqId]) -> StepContext:
+        """`TakeStep`: consume a saved step. Raises as `StepTable.take` does, and consumes nothing then."""
+        with self.lock:
+            context = self.steps.take(step_id, req_ids)
+        self._counters.trace("take_step", step=step_id, req_ids=tuple(req_ids))
+        return context
+
+    def fetch_read(self, read: HitRead, deadline: Deadline) -> None:
+        """`FetchRead`: gather a planned read, unless somebody did. Waits for the writes that it was planned on."""
+        self._hold(read, deadline)
+        try:
+            if read.state is not ReadState.PLANNED:
+                return
+            for task in read.waits:
+                self.controller.join(task, deadline)
+            read.gather(self.pool, self._device)
+            with self.lock:
+                read.release(self.table, self.log, ReadState.FETCHED)
+            self._counters.trace("fetch_read", req_id=read.req_id, step=read.step_id)
+        finally:
+            read.lock.release()
+
+    def let_go(self, context: StepContext) -> None:
+        """The step is consumed: its page, and whatever its reads still hold, are free."""
+        deadline = self.deadline()
+        try:
+            for read in context.reads.values():
+                self._hold(read, deadline)
+                try:
+                    with self.lock:
+                        read.release(self.table, self.log, ReadState.DROPPED)
+                    read.rows.clear()
+                finally:
+                    read.lock.release()
+        finally:
+            self.release_page(context.layout.step_id, context.page)
+
+    def _hold(self, read: HitRead, deadline: Deadline) -> None:
+        if not read.lock.acquire(timeout=deadline.remaining()):
+            raise OmniPrefixCacheStagingTimeoutError(
+                f"another thread has been gathering the rows that request {read.req_id!r} hit in step {read.step_id} "
+                f"for more than {deadline.seconds:g} s (staging_claim_timeout_s)"
+            )
+
+    def count_discarded(self) -> None:
+        """Count a step that nobody wanted."""
+        with self.lock:
+            self._counters.add("steps_discarded")
+
+    def count_handed_over(self, reads: Iterable[HitRead]) -> None:
+        """Count a materialized step and the rows that its fetched reads hand over."""
+        with self.lock:
+            self._counters.add("steps_materialized")
+            for read in reads:
+                for key, plan in read.plans.items():
+                    self._counters.add_rows_hit(key, len(read) - plan.holes.shape[0])
+
+    def fail(self, what: str, cause: BaseException) -> None:
+        """Give the cache up: `what` failed for a reason that no write has. Sticky."""
+        self.controller.fail_all(what, cause)
+        self.commit_tasks()
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of everything, at shutdown or after a failure: steps, pages, open writes, device bytes."""
+        with self.lock:
+            contexts = self.steps.clear()
+            for task in self.log.open_writes.values():
+                task.move(TaskState.FAILED)
+                task.wake()
+            self.log.clear()
+            self.requests.clear()
+            self.writers.clear()
+            self.starting = {}
+        for context in contexts:
+            self.release_page(context.layout.step_id, context.page)

@@ -1,0 +1,359 @@
+"""`OmniPrefixCacheManager`: the public contract. Reads what the engine gives, and drives the machine in order.
+
+The order inside each call is that of docs/machine.md. Threads: `register_policy`, `new_step_starts` and `save_outputs`
+on the engine thread; `materialize` and `discard_step` on any thread; the rest anywhere. A call that raises `OmniPrefixCacheContractError` changed nothing, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omni_prefix_fast.config import ModelCachePolicy, PrefixCacheConfig
+from omni_prefix_fast.device import Device, HostDevice
+from omni_prefix_fast.errors import (
+    OmniPrefixCacheClosedError,
+    OmniPrefixCacheConfigError,
+    OmniPrefixCacheContractError,
+    OmniPrefixCacheRowError,
+)
+from omni_prefix_fast.events import StepEvents, read_scheduler_output
+from omni_prefix_fast.inspection import Inspection, inspect_machine, measure
+from omni_prefix_fast.intake import Intake, KeySorter
+from omni_prefix_fast.layout import BatchView, StepLayout, make_layout
+from omni_prefix_fast.log import BudgetTicket
+from omni_prefix_fast.machine import PrefixCacheMachine, StepRows
+from omni_prefix_fast.merge import merge
+from omni_prefix_fast.metrics import Counters, Footprint, Statistics, TraceSink
+from omni_prefix_fast.pool import RowSpec
+from omni_prefix_fast.runtime import Runtime, ThreadRuntime
+from omni_prefix_fast.types import Key, ReqId, StageCacheOutputs, StepId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class StartedStep:
+    """A step between `new_step_starts` and its save."""
+
+    step_id: StepId
+    events: StepEvents
+    layout: StepLayout | None = None
+
+
+class OmniPrefixCacheManager:
+    """Host copy of a stage's per-token outputs that mirrors the engine's KV blocks, slot for slot.
+
+    Args:
+        config: sizes and bounds.
+        view: the engine's batch (`layout.BatchView`): `batch_req_ids()` and `step_slots_cpu(req_ids, num_scheduled)`.
+        eager: run every write inside the call that starts it. None means True; False is refused in this version.
+        runtime: where locks, events and the clock come from.
+        device: what moves rows off the accelerator.
+        trace: called with each action, for conformance checks.
+
+    Raises:
+        OmniPrefixCacheConfigError: `eager=False`, or `config` is not a `PrefixCacheConfig`.
+    """
+
+    def __init__(
+        self,
+        config: PrefixCacheConfig,
+        view: BatchView,
+        eager: bool | None = None,
+        *,
+        runtime: Runtime | None = None,
+        device: Device | None = None,
+        trace: TraceSink | None = None,
+    ) -> None:
+        if not isinstance(config, PrefixCacheConfig):
+            raise OmniPrefixCacheConfigError(
+                f"config is a {type(config).__name__}; build a PrefixCacheConfig, or take stage_prefix_cache_config's"
+            )
+        if eager is False:
+            raise OmniPrefixCacheConfigError(
+                "eager=False (asynchronous writes) does not exist in this version; pass eager=True or leave it out"
+            )
+        self.config = config
+        self._view = view
+        self._device = device or HostDevice()
+        self._counters = Counters(trace)
+        self._machine = PrefixCacheMachine(config, runtime or ThreadRuntime(), self._device, self._counters)
+        self._policy = ModelCachePolicy()
+        self._sorter = KeySorter(self._policy)
+        self._started: StartedStep | None = None
+        self._saved_any = False
+        self._closed = False
+
+    def register_policy(self, policy: ModelCachePolicy) -> None:
+        """Say what the model hands over, before the first save. Default: hidden states, and keys judged by shape.
+
+        Raises:
+            OmniPrefixCacheContractError: not a policy, or a different one after the first save.
+        """
+        self._check_usable()
+        if not isinstance(policy, ModelCachePolicy):
+            raise OmniPrefixCacheContractError(
+                f"register_policy takes a ModelCachePolicy, not a {type(policy).__name__}; "
+                "ModelCachePolicy.from_model(model) reads one from a model"
+            )
+        if self._saved_any and policy != self._policy:
+            raise OmniPrefixCacheContractError(
+                "register_policy after the first save: rows saved under the former policy would be misread; "
+                "register the policy when the model is loaded"
+            )
+        if policy != self._policy:
+            self._policy = policy
+            self._sorter = KeySorter(policy)
+
+    def new_step_starts(self, scheduler_output: Any) -> None:
+        """Take in a step's scheduler output: finished requests first, then new and resumed ones and their hits.
+
+        Once a step that the engine executes, before the batch drops finished requests. Engine thread.
+
+        Args:
+            scheduler_output: vLLM's, or anything with its fields; each field is optional.
+
+        Raises:
+            OmniPrefixCacheContractError: a request's entry cannot be used (a hit without the blocks for it). The
+                finished requests and every other request were taken in; the step cannot be saved.
+            OmniPrefixCacheWriteError: a write failed.
+        """
+        self._check_usable()
+        events = read_scheduler_output(scheduler_output)
+        self._give_up_unsaved_step()
+        for req_id in events.finished:
+            self._machine.finish_request(req_id)
+        step_id = self._machine.steps.issue()
+        problems = list(events.problems)
+        for admitted in events.admitted:
+            try:
+                self._machine.start_request(admitted, step_id, events.num_scheduled.get(admitted.req_id, 0))
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            self._machine.drop_starting()
+            raise OmniPrefixCacheContractError(f"step {step_id}: {'; '.join(problems)}")
+        self._machine.plan_reads()
+        self._started = StartedStep(step_id, events)
+
+    def save_outputs(
+        self,
+        hidden: torch.Tensor | None,
+        mm_outputs: Mapping[Key, Any] | None,
+        *,
+        num_tokens_unpadded: int,
+        num_tokens_padded: int | None = None,
+    ) -> StepId:
+        """Save what the forward returned. Copies; every argument may be overwritten as soon as this returns.
+
+        Once for each `new_step_starts` whose step computes tokens, after the batch was updated. Engine thread. May wait
+        for a staging page, up to `staging_claim_timeout_s`.
+
+        Args:
+            hidden: hidden states, `(num_tokens_unpadded or num_tokens_padded, *feature)`, any dtype and device; None
+                only where the policy skips them.
+            mm_outputs: by key; see `ModelCachePolicy` for what counts as per token.
+            num_tokens_unpadded: tokens that the step computes.
+            num_tokens_padded: rows of the padded batch; the unpadded count if left out.
+
+        Returns:
+            The step's id, for exactly one `materialize` or `discard_step`.
+
+        Raises:
+            OmniPrefixCacheContractError: out of order, or shapes, types or counts do not fit. Nothing was changed; the
+                same step may be saved again.
+            OmniPrefixCacheStagingTimeoutError: no staging page became free. The same step may be saved again.
+            OmniPrefixCacheWriteError: a write failed.
+        """
+        self._check_usable()
+        started = self._started
+        if started is None:
+            raise OmniPrefixCacheContractError(
+                "save_outputs without new_step_starts: call new_step_starts(scheduler_output) once before each save"
+            )
+        layout = started.layout = self._lay_out(started)
+        padded = self._check_counts(layout, num_tokens_unpadded, num_tokens_padded)
+        intake = self._sorter.sort(hidden, mm_outputs, layout, padded)
+        for key, rows in intake.rows.items():
+            self._machine.pool.check(key, RowSpec.of(rows))
+        step_rows = self._land(layout, intake)
+        try:
+            task = self._machine.publish(step_rows, hands_hidden=self._policy.needs_full_hidden_states)
+        except BaseException as error:
+            # Tables may be half updated: from here on no row can be trusted.
+            self._machine.release_page(layout.step_id, step_rows.page)
+            self._machine.fail(f"publishing step {layout.step_id}", error)
+            raise
+        self._started = None
+        self._saved_any = True
+        if task is not None:
+            self._machine.write(task)
+        return layout.step_id
+
+    def materialize(self, step_id: StepId, req_ids: Iterable[ReqId]) -> StageCacheOutputs:
+        """Hand over a saved step: for each request its cached prefix, if it hit one, and this step's rows.
+
+        Exactly once a step id (or `discard_step`), at any later time, in any order, from any thread.
+
+        Args:
+            step_id: from `save_outputs`.
+            req_ids: requests to hand over, all of them from the batch that was saved; the others' rows are dropped.
+
+        Raises:
+            OmniPrefixCacheContractError: unknown or consumed id, or a request that was not in the batch. Nothing is
+                consumed.
+            OmniPrefixCacheRowError: a hit's hidden rows do not exist. The step is consumed.
+            OmniPrefixCacheStagingTimeoutError: a write that the hit waits for did not end in time. It is consumed.
+            OmniPrefixCacheWriteError: a write failed.
+        """
+        self._check_usable()
+        if isinstance(req_ids, str):
+            raise OmniPrefixCacheContractError(
+                f"materialize takes a list of request ids, not the single string {req_ids!r}; pass [{req_ids!r}]"
+            )
+        wanted = tuple(dict.fromkeys(req_ids))
+        machine = self._machine
+        context = machine.take_step(step_id, wanted)
+        try:
+            reads = [context.reads[r] for r in wanted if r in context.reads]
+            if failed := [read.failure for read in reads if read.failure is not None]:
+                raise OmniPrefixCacheRowError(f"step {step_id}: {'; '.join(failed)}")
+            deadline = machine.deadline()
+            for read in reads:
+                machine.fetch_read(read, deadline)
+            rows = context.layout.num_tokens
+            outputs = merge(context, wanted, lambda key: machine.staging.rows(context.page, key, rows))
+            machine.count_handed_over(reads)
+        finally:
+            machine.let_go(context)
+        return outputs
+
+    def discard_step(self, step_id: StepId) -> None:
+        """Consume a saved step without handing anything over. Any thread.
+
+        Raises:
+            OmniPrefixCacheContractError: unknown or consumed id; nothing is consumed.
+            OmniPrefixCacheWriteError: a write failed.
+        """
+        self._check_usable()
+        self._machine.let_go(self._machine.take_step(step_id, ()))
+        self._machine.count_discarded()
+
+    def shutdown(self) -> None:
+        """Let go of everything. Twice is fine; any other call afterwards raises `OmniPrefixCacheClosedError`."""
+        self._closed = True
+        self._started = None
+        self._machine.clear()
+
+    def statistics(self) -> Statistics:
+        """Totals since the start. Loses nothing between two readings; works after a failure and after shutdown."""
+        return self._counters.snapshot()
+
+    def footprint(self) -> Footprint:
+        """Bytes allocated now."""
+        return measure(self._machine)
+
+    def inspect(self) -> Inspection:
+        """Copy of the tables, for conformance checks and debugging. Cost: every slot."""
+        return inspect_machine(self._machine)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise OmniPrefixCacheClosedError("the prefix cache was shut down; make a new OmniPrefixCacheManager")
+        self._machine.controller.check()
+
+    def _give_up_unsaved_step(self) -> None:
+        """A step that computed tokens but was never saved: give its slots up, or a later hit would find stale rows."""
+        started, self._started = self._started, None
+        if started is None:
+            return
+        self._machine.drop_starting()
+        if not started.events.total:
+            return
+        logger.warning("step %d was started but never saved; hits on what it computed will fail", started.step_id)
+        try:
+            layout = started.layout or self._lay_out(started)
+        except Exception as error:
+            self._machine.fail(f"giving up step {started.step_id}, which was never saved,", error)
+            self._machine.controller.check()
+            raise
+        self._machine.preserve_reads(layout.slots, self._machine.deadline())
+        self._machine.give_up_slots(layout)
+
+    def _lay_out(self, started: StartedStep) -> StepLayout:
+        events = started.events
+        told, requests = events.computed, self._machine.requests
+        layout = make_layout(
+            started.step_id,
+            self._view,
+            events.num_scheduled,
+            {r: told[r] if r in told else requests.emitted(r) for r in events.num_scheduled},
+            block_size=self.config.block_size,
+            num_slots=self.config.num_slots,
+        )
+        repeated = self._machine.table.first_repeated(layout.slots)
+        if repeated is not None:
+            raise OmniPrefixCacheContractError(
+                f"step {started.step_id} computes slot {repeated} (block {repeated // self.config.block_size}) twice; "
+                "two requests cannot write one KV slot"
+            )
+        return layout
+
+    def _check_counts(self, layout: StepLayout, unpadded: int, padded: int | None) -> int:
+        padded = unpadded if padded is None else padded
+        step = f"step {layout.step_id}"
+        if unpadded != layout.num_tokens:
+            raise OmniPrefixCacheContractError(
+                f"{step}: num_tokens_unpadded is {unpadded}, but the scheduler output schedules {layout.num_tokens} tokens"
+            )
+        if padded < unpadded:
+            raise OmniPrefixCacheContractError(
+                f"{step}: num_tokens_padded ({padded}) is below num_tokens_unpadded ({unpadded})"
+            )
+        if unpadded > self.config.staging_capacity_tokens:
+            raise OmniPrefixCacheContractError(
+                f"{step} computes {unpadded} tokens, a staging page holds {self.config.staging_capacity_tokens}; raise "
+                "staging_capacity_tokens to the engine's max_num_batched_tokens"
+            )
+        return padded
+
+    def _land(self, layout: StepLayout, intake: Intake) -> StepRows:
+        """Copy the step's rows out of the engine's buffers: into a page, and the deferred ones into device clones.
+
+        Leaves nothing behind if it fails.
+        """
+        machine = self._machine
+        deadline = machine.deadline()
+        page = machine.claim_page(layout.step_id, deadline)
+        ticket: BudgetTicket | None = None
+        try:
+            self._stage(layout, intake, page)
+            machine.unplan_reads(layout, intake.rows)
+            deferred = [key for key in intake.rows if key in self._policy.deferred_keys]
+            if deferred:
+                row_bytes = sum(machine.pool.spec(key).nbytes for key in deferred)
+                ticket = machine.reserve_budget(row_bytes * layout.num_tokens, deadline)
+            clones = {k: self._device.clone(intake.rows[k], machine.pool.spec(k).dtype) for k in deferred if ticket}
+            machine.preserve_reads(layout.slots, deadline)
+        except BaseException:
+            if ticket is not None:
+                ticket.release()
+            machine.release_page(layout.step_id, page)
+            raise
+        return StepRows(layout, page, tuple(intake.rows), intake.leftovers, self._policy.deferred_keys, clones, ticket)
+
+    def _stage(self, layout: StepLayout, intake: Intake, page: int) -> None:
+        """One copy a key, of the whole step, into its page."""
+        machine = self._machine
+        for key, rows in intake.rows.items():
+            machine.pool.open(key, RowSpec.of(rows))
+            machine.staging.open(key, machine.pool.spec(key))
+            out = machine.staging.rows(page, key, layout.num_tokens)
+            self._device.copy_to_host(rows, out)
+            self._counters.add("host_copies")
+            self._counters.add("host_copy_bytes", out.numel() * out.element_size())

@@ -1,0 +1,202 @@
+"""A hit read: the cached rows that a request is owed in one step, from plan to fetch.
+
+`plan` resolves each (key, position) to a *row*: the pool row of a slot at its present version, pinned; or a row of a log
+chunk, held; or a hole. Once planned, nothing is resolved again: pinned rows are not claimed before the read is fetched
+(`PreserveReads` in docs/machine.md), chunks never change, and holes stay holes.
+
+`plan`, `unplan` and `release` are table work under the state lock. `gather` moves rows, under the read's own lock only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+
+from omni_prefix_fast.device import Device
+from omni_prefix_fast.log import DeferredLog, LogChunk
+from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.runtime import Runtime
+from omni_prefix_fast.slots import NO_CHUNK, SlotTable
+from omni_prefix_fast.tasks import WriteTask
+from omni_prefix_fast.types import HIDDEN_KEY, IntArray, Key, Occupancy, ReqId, Span, StepId
+
+NOTHING: IntArray = np.empty(0, dtype=np.int64)
+
+
+class ReadState(Enum):
+    """Where a read stands."""
+
+    UNPLANNED = "unplanned"
+    PLANNED = "planned"
+    FETCHED = "fetched"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """Rows of one chunk that a plan names."""
+
+    chunk: LogChunk
+    rows: IntArray
+    positions: IntArray
+    """Where they go, relative to the start of the span."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlan:
+    """What one key's positions of the span resolved to. Positions are relative to the start of the span."""
+
+    pool: IntArray | None
+    """Positions whose row is the slot's pool row; None: all of them."""
+    log: tuple[LogRead, ...]
+    holes: IntArray
+
+    def has_rows(self, length: int) -> bool:
+        """Whether any position has a row."""
+        return bool(self.holes.shape[0] < length)
+
+
+class HitRead:
+    """The rows `[start, end)` that one request is owed from the cache in one step."""
+
+    def __init__(self, req_id: ReqId, step_id: StepId, span: Span, slots: IntArray, runtime: Runtime) -> None:
+        self.req_id = req_id
+        self.step_id = step_id
+        self.start, self.end = span
+        self.slots = slots
+        """Slot of each position, `(end - start,)`."""
+        self.lock = runtime.lock(f"hit read of {req_id!r}, step {step_id}")
+        """Held while rows are gathered, so that a builder and a claimant never gather twice."""
+        self.state = ReadState.UNPLANNED
+        self.plans: dict[Key, KeyPlan] = {}
+        self.waits: tuple[WriteTask, ...] = ()
+        """Writes that have to be done before the pool rows are there."""
+        self.pinned: IntArray = NOTHING
+        self.failure: str | None = None
+        """Why the read can never be fetched."""
+        self.rows: dict[Key, torch.Tensor] = {}
+        """Gathered rows: `(length + tail, *feature)`, the first `length` filled."""
+        self.tail: Mapping[Key, int] = {}
+        """Rows to leave room for behind the span, by key: this step's own."""
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def plan(
+        self, keys: Collection[Key], table: SlotTable, log: DeferredLog, writers: Mapping[StepId, WriteTask]
+    ) -> None:
+        """Resolve every key and position, and pin what was found. `writers`: immediate writes not yet committed."""
+        self.plans = {key: self._plan_key(key, table, log, writers) for key in keys}
+        named = np.zeros(len(self), dtype=np.bool_)
+        for plan in self.plans.values():
+            if plan.pool is None:
+                named[:] = True
+            else:
+                named[plan.pool] = True
+            for part in plan.log:
+                log.hold(part.chunk)
+        self.pinned = self.slots[named]
+        table.pin(self.pinned)
+        self.state = ReadState.PLANNED
+
+    def _plan_key(self, key: Key, table: SlotTable, log: DeferredLog, writers: Mapping[StepId, WriteTask]) -> KeyPlan:
+        occupancy = table.occupancy(key, self.slots)
+        if (occupancy == Occupancy.COMMITTED).all():
+            return KeyPlan(None, (), NOTHING)
+        in_pool = occupancy == Occupancy.COMMITTED
+        transit = occupancy == Occupancy.IN_TRANSIT
+        parts: list[LogRead] = []
+        logged = table.log_rows(key, self.slots)
+        if logged is not None:
+            from_log = transit & (logged.chunk != NO_CHUNK)
+            for chunk_id in np.unique(logged.chunk[from_log]).tolist():
+                positions = np.flatnonzero(from_log & (logged.chunk == chunk_id))
+                parts.append(LogRead(log.chunks[chunk_id], logged.row[positions], positions))
+            transit &= ~from_log
+        if transit.any():
+            owners = np.unique(table.owner[self.slots[transit]]).tolist()
+            self.waits = (*self.waits, *(writers[step] for step in owners))
+            in_pool |= transit
+        holes = np.flatnonzero(occupancy == Occupancy.ABSENT)
+        return KeyPlan(None if in_pool.all() else np.flatnonzero(in_pool), tuple(parts), holes)
+
+    def settle(self, *, owes_hidden: bool) -> None:
+        """Holes are final now: where hidden rows are owed, a hole among them fails the read."""
+        if not owes_hidden:
+            return
+        plan = self.plans.get(HIDDEN_KEY)  # none before hidden rows were ever saved
+        holes = np.arange(len(self)) if plan is None else plan.holes
+        if holes.size:
+            first = int(holes[0])
+            self.failure = (
+                f"request {self.req_id!r} hit positions {self.start}..{self.end - 1}, but {holes.size} of them have "
+                f"no hidden rows, the first at position {self.start + first} (slot {int(self.slots[first])}): the KV "
+                "block was filled without this cache seeing the forward. Nothing but this engine's own forwards may "
+                "fill KV blocks while enable_prefix_caching is true (no KV connector, no skipped save)"
+            )
+
+    def unplan(self, table: SlotTable, log: DeferredLog) -> None:
+        """Forget what was resolved, before the step's own claim."""
+        self._let_go(table, log)
+        self.plans = {}
+        self.waits = ()
+        self.state = ReadState.UNPLANNED
+
+    def forget(self, key: Key, log: DeferredLog) -> None:
+        """Owe nothing of `key` any more."""
+        plan = self.plans.pop(key, None)
+        self.rows.pop(key, None)
+        if plan is not None and self.state is ReadState.PLANNED:
+            for part in plan.log:
+                log.release(part.chunk)
+
+    def gather(self, pool: PrefixBlockPool, device: Device) -> None:
+        """Copy the planned rows out. Under `lock`, with `waits` done; no table is touched."""
+        for key, plan in self.plans.items():
+            if plan.has_rows(len(self)):
+                self.rows[key] = self._gather_key(key, plan, pool, device)
+
+    def _gather_key(self, key: Key, plan: KeyPlan, pool: PrefixBlockPool, device: Device) -> torch.Tensor:
+        storage = pool.storage(key)
+        rows = torch.empty((len(self) + self.tail.get(key, 0), *storage.shape[2:]), dtype=storage.dtype)
+        out = rows[: len(self)]
+        if plan.pool is None:
+            pool.gather(key, self.slots, out)
+            return rows
+        if plan.holes.size:
+            out[torch.from_numpy(plan.holes)] = 0
+        if plan.pool.size:
+            found = torch.empty((plan.pool.shape[0], *storage.shape[2:]), dtype=storage.dtype)
+            pool.gather(key, self.slots[plan.pool], found)
+            out[torch.from_numpy(plan.pool)] = found
+        for part in plan.log:
+            of_chunk = part.chunk.rows[key]
+            picked = of_chunk[torch.from_numpy(part.rows).to(of_chunk.device)]
+            found = torch.empty(picked.shape, dtype=storage.dtype)
+            device.copy_to_host(picked, found)
+            out[torch.from_numpy(part.positions)] = found
+        return rows
+
+    def release(self, table: SlotTable, log: DeferredLog, state: ReadState) -> None:
+        """Fetched or dropped: unpin and let chunks go. Nothing if it was before."""
+        if self.state in (ReadState.FETCHED, ReadState.DROPPED):
+            return
+        self._let_go(table, log)
+        self.state = state
+
+    def holds(self, chunk: LogChunk) -> bool:
+        """Whether the plan names rows of `chunk`."""
+        return any(part.chunk is chunk for plan in self.plans.values() for part in plan.log)
+
+    def _let_go(self, table: SlotTable, log: DeferredLog) -> None:
+        if self.state is not ReadState.PLANNED:
+            return
+        table.unpin(self.pinned)
+        self.pinned = NOTHING
+        for plan in self.plans.values():
+            for part in plan.log:
+                log.release(part.chunk)

@@ -1,0 +1,127 @@
+"""`RequestTable`: requests between their start and their finish, and the span rule (docs/machine.md).
+
+Engine thread, except where the caller holds the state lock. Nothing of a request survives its finish here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from omni_prefix_fast.config import PrefixCacheConfig
+from omni_prefix_fast.events import Admitted, Started
+from omni_prefix_fast.metrics import Counters
+from omni_prefix_fast.types import IntArray, ReqId, Span
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request between its start and its finish."""
+
+    emitted: int = 0
+    """Position up to which rows have been offered for handover."""
+    write_n: int = 0
+    """Deferred writes opened so far."""
+
+
+class HitSpan(NamedTuple):
+    """Cached rows that an admitted request is owed."""
+
+    span: Span
+    slots: IntArray
+    """Slot of each position of the span."""
+
+
+class RequestTable:
+    """Live requests by id."""
+
+    def __init__(self, config: PrefixCacheConfig, counters: Counters) -> None:
+        self._block_size = config.block_size
+        self._num_blocks = config.num_blocks
+        self._counters = counters
+        self._live: dict[ReqId, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, req_id: ReqId) -> bool:
+        return req_id in self._live
+
+    def items(self) -> Iterable[tuple[ReqId, LiveRequest]]:
+        """Live requests."""
+        return self._live.items()
+
+    def emitted(self, req_id: ReqId) -> int:
+        """Position up to which rows have been offered; 0 for an id that is not live."""
+        live = self._live.get(req_id)
+        return 0 if live is None else live.emitted
+
+    def owed(self, admitted: Admitted) -> HitSpan | None:
+        """Cached rows that the request is owed: `[emitted, computed)`, or None if that is empty.
+
+        Raises `ValueError`, naming the request, where its block table does not cover them.
+        """
+        span = (self.emitted(admitted.req_id), admitted.computed)
+        if span[1] <= span[0]:
+            return None
+        size = self._block_size
+        who = f"request {admitted.req_id!r}"
+        blocks = np.asarray(admitted.block_ids, dtype=np.int64)
+        needed = -(-admitted.computed // size)
+        if blocks.shape[0] < needed:
+            raise ValueError(
+                f"{who} has {admitted.computed} computed tokens but a block table of {blocks.shape[0]} blocks of "
+                f"{size}; its block_ids have to cover the hit"
+            )
+        low, high = int(blocks[:needed].min()), int(blocks[:needed].max())
+        if low < 0 or high >= self._num_blocks:
+            raise ValueError(
+                f"{who} has block ids {low}..{high}, outside 0..{self._num_blocks - 1}; "
+                "PrefixCacheConfig.num_blocks differs from the engine's"
+            )
+        positions = np.arange(*span)
+        return HitSpan(span, np.asarray(blocks[positions // size] * size + positions % size))
+
+    def start(self, admitted: Admitted, scheduled: int) -> None:
+        """Take the request in; a live one comes back."""
+        if admitted.req_id in self._live:
+            self._counters.add("requests_resumed")
+            return
+        self._live[admitted.req_id] = LiveRequest()
+        prompt = admitted.prompt_tokens if isinstance(admitted, Started) else None
+        known = admitted.computed + scheduled if prompt is None else prompt
+        self._counters.add("requests_started")
+        self._counters.add("tokens_asked", known)
+        if admitted.computed:
+            self._counters.add("requests_hit")
+            self._counters.add("tokens_hit", admitted.computed)
+        elif known <= self._block_size:
+            self._counters.add("requests_below_block")
+
+    def advance(self, req_id: ReqId, emitted: int) -> None:
+        """Rows up to `emitted` have been offered. Nothing for an id that is not live."""
+        live = self._live.get(req_id)
+        if live is not None:
+            live.emitted = emitted
+
+    def next_write_n(self, req_id: ReqId) -> int:
+        """Number of the deferred write that the request opens now, from 1."""
+        live = self._live.get(req_id)
+        if live is None:  # a request that was running before the cache saw it
+            return 1
+        live.write_n += 1
+        return live.write_n
+
+    def finish(self, req_id: ReqId) -> bool:
+        """Forget the request; whether it was live."""
+        known = self._live.pop(req_id, None) is not None
+        if known:
+            self._counters.add("requests_finished")
+        return known
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._live.clear()

@@ -1,0 +1,97 @@
+"""Locks, events and the clock, behind one small interface.
+
+Everything that can block or that depends on time comes from a `Runtime`, so that a test harness can put its own in
+place and decide who runs when. Guarantees: every wait takes a time limit; nothing here waits for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Protocol
+
+
+class Lock(Protocol):
+    """A mutual exclusion lock. `with lock:` waits without a limit and is for table updates only."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...  # noqa: D102
+    def release(self) -> None: ...  # noqa: D102
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Condition(Protocol):
+    """A condition variable with a lock of its own."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...  # noqa: D102
+    def notify_all(self) -> None: ...  # noqa: D102
+
+
+class Event(Protocol):
+    """A flag that is set once."""
+
+    def set(self) -> None: ...  # noqa: D102
+    def is_set(self) -> bool: ...  # noqa: D102
+    def wait(self, timeout: float | None = None) -> bool: ...  # noqa: D102
+
+
+class Runtime(Protocol):
+    """Source of every primitive that blocks, and of the time. `name` says what the primitive guards."""
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never goes back."""
+        ...
+
+    def lock(self, name: str) -> Lock:
+        """Make a lock that is not re-entrant."""
+        ...
+
+    def condition(self, name: str) -> Condition:
+        """Make a condition variable."""
+        ...
+
+    def event(self, name: str) -> Event:
+        """Make an event."""
+        ...
+
+
+class ThreadRuntime:
+    """The real thing: `threading` and `time.monotonic`."""
+
+    def monotonic(self) -> float:
+        """See `Runtime`."""
+        return time.monotonic()
+
+    def lock(self, name: str) -> Lock:
+        """See `Runtime`."""
+        return threading.Lock()
+
+    def condition(self, name: str) -> Condition:
+        """See `Runtime`."""
+        return threading.Condition(threading.Lock())
+
+    def event(self, name: str) -> Event:
+        """See `Runtime`."""
+        return threading.Event()
+
+
+class Deadline:
+    """A point in time shared by all the waits of one call, so that several short waits cannot add up."""
+
+    __slots__ = ("_end", "_runtime", "seconds")
+
+    def __init__(self, runtime: Runtime, seconds: float) -> None:
+        self._runtime = runtime
+        self._end = runtime.monotonic() + seconds
+        self.seconds = seconds
+
+    def remaining(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self._end - self._runtime.monotonic())

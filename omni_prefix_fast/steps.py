@@ -1,0 +1,84 @@
+"""Step contexts: all that `materialize` needs of a saved step, and the rule that each is consumed exactly once.
+
+Called under the state lock; never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from omni_prefix_fast.errors import OmniPrefixCacheContractError
+from omni_prefix_fast.intake import Leftover
+from omni_prefix_fast.layout import StepLayout
+from omni_prefix_fast.reads import HitRead
+from omni_prefix_fast.types import Key, ReqId, Span, StepId
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """One saved step, as it was when it was saved."""
+
+    layout: StepLayout
+    page: int
+    emitted: tuple[Key, ...]
+    """Per-token keys whose rows stand in the page, hidden states first."""
+    leftovers: Mapping[Key, Leftover]
+    reads: Mapping[ReqId, HitRead]
+    hands_hidden: bool
+
+    def span(self, req_id: ReqId) -> Span:
+        """Positions that the request's rows cover."""
+        i = self.layout.index[req_id]
+        read = self.reads.get(req_id)
+        start = self.layout.starts[i]
+        return (start if read is None else read.start, start + self.layout.counts[i])
+
+
+class StepTable:
+    """Step ids in use. An id is issued before its save does anything, and is never issued twice."""
+
+    def __init__(self) -> None:
+        self._next: StepId = 0
+        self._open: dict[StepId, StepContext] = {}
+
+    def issue(self) -> StepId:
+        """The next step id."""
+        step_id = self._next
+        self._next += 1
+        return step_id
+
+    def open(self, context: StepContext) -> None:
+        """The step is saved."""
+        self._open[context.layout.step_id] = context
+
+    def take(self, step_id: StepId, req_ids: Iterable[ReqId] | None = None) -> StepContext:
+        """Consume a step. A wrong id, or a request that the step did not have, is refused and consumes nothing."""
+        context = self._open.get(step_id)
+        if context is None:
+            issued = step_id in range(self._next)
+            why = "was consumed already, or its save failed" if issued else "was never issued by save_outputs"
+            raise OmniPrefixCacheContractError(
+                f"step id {step_id!r} {why}; each id goes to materialize or discard_step exactly once. "
+                f"Unconsumed step ids: {self.unconsumed()}"
+            )
+        if strangers := [r for r in req_ids or () if r not in context.layout.index]:
+            raise OmniPrefixCacheContractError(
+                f"step {step_id}: requests {strangers} were not in the batch when it was saved; "
+                f"it had {list(context.layout.req_ids)}"
+            )
+        return self._open.pop(step_id)
+
+    def unconsumed(self) -> list[StepId]:
+        """Ids that nobody has consumed yet."""
+        return list(self._open)
+
+    def contexts(self) -> list[StepContext]:
+        """Saved steps that nobody has consumed yet."""
+        return list(self._open.values())
+
+    def clear(self) -> list[StepContext]:
+        """Drop every saved step."""
+        contexts = self.contexts()
+        self._open.clear()
+        return contexts
