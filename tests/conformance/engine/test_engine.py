@@ -19,7 +19,7 @@ def _step(engine: Engine) -> StepOutput | None:
 
 
 def test_every_computed_row_is_the_row_of_its_prefix() -> None:
-    """Through hits, same-step hits, preemption and reuse of blocks, the forward computes what a run from scratch does."""
+    """Through hits, same-step hits, preemption and reuse of blocks the forward computes what the tokens say."""
     config = EngineConfig(num_blocks=12, block_size=4, max_num_seqs=5, token_budget=16, chunk_limit=6)
     engine = Engine(config)
     model = engine.model
