@@ -113,7 +113,8 @@ class KeySorter:
         if not isinstance(hidden, torch.Tensor):
             raise OmniPrefixCacheContractError(
                 f"step {layout.step_id}: hidden states are a {type(hidden).__name__}, not a tensor; a model without "
-                "them sets requires_full_prefix_cached_hidden_states (ModelCachePolicy.needs_full_hidden_states) to False"
+                "them sets requires_full_prefix_cached_hidden_states = False "
+                "(ModelCachePolicy.needs_full_hidden_states)"
             )
         if hidden.dim() == 0 or not count.fits(hidden.shape[0]):
             raise OmniPrefixCacheContractError(

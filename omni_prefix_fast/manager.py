@@ -1,7 +1,8 @@
 """`OmniPrefixCacheManager`: the public contract. Reads what the engine gives, and drives the machine in order.
 
 The order inside each call is that of docs/machine.md. Threads: `register_policy`, `new_step_starts` and `save_outputs`
-on the engine thread; `materialize` and `discard_step` on any thread; the rest anywhere. A call that raises `OmniPrefixCacheContractError` changed nothing, unless it says otherwise.
+on the engine thread; `materialize` and `discard_step` on any thread; the rest anywhere. A call that raises
+`OmniPrefixCacheContractError` changed nothing, unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -309,7 +310,7 @@ class OmniPrefixCacheManager:
         step = f"step {layout.step_id}"
         if unpadded != layout.num_tokens:
             raise OmniPrefixCacheContractError(
-                f"{step}: num_tokens_unpadded is {unpadded}, but the scheduler output schedules {layout.num_tokens} tokens"
+                f"{step}: num_tokens_unpadded is {unpadded}, but the scheduler output schedules {layout.num_tokens}"
             )
         if padded < unpadded:
             raise OmniPrefixCacheContractError(

@@ -69,15 +69,15 @@ class ThreadRuntime:
         """See `Runtime`."""
         return time.monotonic()
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> Lock:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
         return threading.Lock()
 
-    def condition(self, name: str) -> Condition:
+    def condition(self, name: str) -> Condition:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
         return threading.Condition(threading.Lock())
 
-    def event(self, name: str) -> Event:
+    def event(self, name: str) -> Event:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
         return threading.Event()
 

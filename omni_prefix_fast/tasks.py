@@ -1,7 +1,7 @@
 """Write tasks: what moves rows into the pool, and the strict chain of states that each goes through.
 
-`LEGAL_MOVES` is the chain. Guarantees: no state is skipped or entered twice; WRITTEN and FAILED are final; `done` is set
-after the state says why, and never before the failure record is published (see `committer`).
+`LEGAL_MOVES` is the chain. Guarantees: no state is skipped or entered twice; WRITTEN and FAILED are final; `done` is
+set after the state says why, and never before the failure record is published (see `committer`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DeferredWrite(WriteTask):
 
     schedule = WriteSchedule.JOIN_ON_FINISH
 
-    def __init__(  # noqa: PLR0913 - one value each of what identifies the write
+    def __init__(
         self, task_id: TaskId, step_id: StepId, runtime: Runtime, *, req_id: ReqId, write_n: int, first_chunk: int
     ) -> None:
         super().__init__(task_id, step_id, runtime)

@@ -44,10 +44,26 @@ class _Item:
     """Something to hand over. `due` is the number of saved steps from which on it may go."""
 
     due: int
+    saved: int
     step_id: StepId | None
     req_ids: tuple[ReqId, ...]
     message: Message | None = None
     sinks_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverStatistics:
+    """What was handed over so far.
+
+    Attributes:
+        steps: steps that were materialized or, without a sink, discarded.
+        largest_lateness: the most steps that were saved between a step's own save and its handover.
+        waiting: messages in the queue.
+    """
+
+    steps: int
+    largest_lateness: int
+    waiting: int
 
 
 class _Queue:
@@ -63,14 +79,18 @@ class _Queue:
 
     def add_step(self, step_id: StepId, req_ids: Sequence[ReqId]) -> None:
         self._saved += 1
-        self._items.append(_Item(self._saved + self._lag, step_id, tuple(req_ids)))
+        self._items.append(_Item(self._saved + self._lag, self._saved, step_id, tuple(req_ids)))
 
     def add_finished(self, req_ids: Sequence[ReqId]) -> None:
-        self._items.append(_Item(0, None, tuple(req_ids)))
+        self._items.append(_Item(0, self._saved, None, tuple(req_ids)))
 
     def make_all_due(self) -> None:
         for item in self._items:
-            item.due = 0
+            item.due = min(item.due, self._saved)
+
+    def lateness(self, item: _Item) -> int:
+        """Steps saved since the item's own."""
+        return self._saved - item.saved
 
     def head(self) -> _Item | None:
         """The first item if it is due."""
@@ -100,10 +120,16 @@ class Handover:
         self._wake = threading.Condition()
         self._closing = False
         self._failure: BaseException | None = None
+        self._steps = 0
+        self._largest_lateness = 0
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._run, name="omni-prefix-builder", daemon=True)
             self._thread.start()
+
+    def statistics(self) -> HandoverStatistics:
+        """Totals so far. Any thread."""
+        return HandoverStatistics(self._steps, self._largest_lateness, len(self._queue))
 
     def add_sink(self, sink: Sink) -> None:
         """Add a receiver; it sees what is handed over from now on. Engine thread, between steps."""
@@ -186,10 +212,12 @@ class Handover:
         if item.message is None:
             if item.step_id is None:
                 item.message = Finished(item.req_ids)
-            elif not self._sinks:
-                self._cache.discard_step(item.step_id)
-                return
             else:
+                self._steps += 1
+                self._largest_lateness = max(self._largest_lateness, self._queue.lateness(item))
+                if not self._sinks:
+                    self._cache.discard_step(item.step_id)
+                    return
                 outputs = self._cache.materialize(item.step_id, list(item.req_ids))
                 item.message = Delivery(item.step_id, item.req_ids, outputs)
         while item.sinks_done < len(self._sinks):
