@@ -26,6 +26,7 @@ from omni_prefix_fast.errors import (
 from omni_prefix_fast.gate import (
     check_prefix_cache_kv_groups,
     check_prefix_cache_kv_transfer,
+    get_prefix_cache_group_view,
     stage_prefix_cache_config,
 )
 from omni_prefix_fast.layout import FullAttentionGroupView
@@ -52,5 +53,6 @@ __all__ = [
     "WriteSchedule",
     "check_prefix_cache_kv_groups",
     "check_prefix_cache_kv_transfer",
+    "get_prefix_cache_group_view",
     "stage_prefix_cache_config",
 ]

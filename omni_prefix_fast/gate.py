@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.errors import OmniPrefixCacheConfigError
+from omni_prefix_fast.layout import FullAttentionGroupView
 
 FULL_ATTENTION_SPEC = "FullAttentionSpec"
 """Name of vLLM's spec of a layer that keeps the KV of every token; subclasses are recognised through the MRO."""
@@ -259,17 +261,21 @@ def _read_facts(
 # ------------------------------------------------------------------------------------------------------ public checks
 
 
-def check_prefix_cache_kv_groups(kv_cache_config: Any, cache_config: Any = None) -> None:
+def check_prefix_cache_kv_groups(kv_cache_groups: Any, cache_config: Any = None) -> None:
     """Refuse anything but one KV group of full attention that is matched in whole blocks.
 
     Args:
-        kv_cache_config: the engine's `KVCacheConfig`.
+        kv_cache_groups: the engine's list of KV groups, or the whole `KVCacheConfig` (which also tells the unit in which
+            prefixes match).
         cache_config: the engine's `CacheConfig`, for `prefix_match_unit`.
 
     Raises:
         OmniPrefixCacheConfigError: naming the group and the setting to change.
     """
-    facts = _read_facts(kv_cache_config=kv_cache_config, cache_config=cache_config)
+    config = kv_cache_groups
+    if not hasattr(config, "kv_cache_groups"):
+        config = SimpleNamespace(kv_cache_groups=kv_cache_groups)
+    facts = _read_facts(kv_cache_config=config, cache_config=cache_config)
     for name in _GROUP_CHECKS:
         _BY_NAME[name].run(facts)
 
@@ -354,3 +360,26 @@ def stage_prefix_cache_config(  # noqa: PLR0913 - the call shape is the contract
         model_config=model_config,
         **overrides,
     )
+
+
+def get_prefix_cache_group_view(
+    input_batch: Any, block_size: int, kv_cache_groups: Any = None
+) -> FullAttentionGroupView | None:
+    """Make the view of an engine's batch that the cache reads slots from.
+
+    Args:
+        input_batch: the model runner's batch.
+        block_size: tokens a block of the KV cache manager.
+        kv_cache_groups: the engine's KV groups, checked first; None where they were checked before.
+
+    Returns:
+        The view, or None while the batch has no block table.
+
+    Raises:
+        OmniPrefixCacheConfigError: the groups, or the layout of the block table, cannot be mirrored.
+    """
+    if kv_cache_groups is not None:
+        check_prefix_cache_kv_groups(kv_cache_groups)
+    if not getattr(input_batch.block_table, "block_tables", None):
+        return None
+    return FullAttentionGroupView(input_batch, block_size)

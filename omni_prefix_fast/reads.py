@@ -1,8 +1,8 @@
 """A hit read: the cached rows that a request is owed in one step, from plan to fetch.
 
 `plan` resolves each (key, position) to a *row*: the pool row of a slot at its present version, pinned; or a row of a
-log chunk, held; or a hole. Once planned, nothing is resolved again: pinned rows are not claimed before the read is fetched
-(`PreserveReads` in docs/machine.md), chunks never change, and holes stay holes.
+log chunk, held; or a hole. Once planned, nothing is resolved again: pinned rows are not claimed before the read is
+fetched (`PreserveReads` in docs/machine.md), chunks never change, and holes stay holes.
 
 `plan`, `unplan` and `release` are table work under the state lock. `gather` moves rows, under the read's own lock only.
 """

@@ -1,7 +1,8 @@
 """`StagingBufferPool`: where a step's rows land on the host, one page a step, and who still needs each page.
 
 A page is held by the step until it is consumed and by each write that views it until its rows are in the pool.
-Guarantees: a page is free only when nobody holds it; a claim waits no longer than its deadline, and its error says who holds what.
+Guarantees: a page is free only when nobody holds it; a claim waits no longer than its deadline, and its error says who
+holds what.
 """
 
 from __future__ import annotations
