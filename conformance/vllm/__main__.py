@@ -1,0 +1,40 @@
+"""`python -m conformance.vllm v1|v2 [WORKLOAD ...] [--seed N] [--json]`: run workloads, one line each.
+
+The V2 runner needs a process of its own (see `environment`), so its tests run through here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from conformance.vllm.environment import prepare
+from conformance.vllm.workloads import BY_NAME
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the named workloads, or all. Returns 1 if one failed."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.vllm")
+    parser.add_argument("runner", choices=("v1", "v2"))
+    parser.add_argument("workload", nargs="*", choices=[[], *BY_NAME], default=[])
+    parser.add_argument("--seed", type=int, default=None, help="seed of the jobs; each workload's own if left out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    chosen = parser.parse_args(arguments)
+    prepare(chosen.runner)
+    from conformance.vllm.run import run_workload  # noqa: PLC0415 - vLLM must not be imported before
+
+    failed = 0
+    for name in chosen.workload or BY_NAME:
+        report = run_workload(BY_NAME[name], chosen.runner, seed=chosen.seed)
+        failed += not report.ok
+        print(json.dumps(asdict(report)) if chosen.json else report.line(), flush=True)
+        if not chosen.json:
+            for problem in (*report.problems, *(f"did not happen: {name}" for name in report.missing)):
+                print(f"  {problem}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""A real vLLM engine with a tiny random model, stepped by hand.
+
+The model is a `config.json` alone: a Qwen3 of hidden size 64 and 2 layers. An engine starts in a second or two once
+vLLM is imported, which takes some ten seconds the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.vllm.environment import RunnerKind, prepare
+from conformance.vllm.observer import Counts, Observer
+from conformance.vllm.recorder import Recorder
+from conformance.vllm.truth import CODES_KEY, HASH_KEY, LIST_KEY, PLANE_KEY, REFERENCE_KEY, SOMETIMES_KEY
+from omni_prefix_fast.vllm.runner import StageLink
+from omni_prefix_fast.vllm.settings import SETTINGS_KEY
+from omni_prefix_fast.vllm.sinks import CallbackSink
+
+BLOCK_SIZE = 32
+"""CPU attention wants a multiple of 32."""
+VOCABULARY = 512
+
+MODEL_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+DECLARED_KEYS: dict[str, Any] = {
+    "token_keys": [HASH_KEY, PLANE_KEY, CODES_KEY, SOMETIMES_KEY],
+    "request_keys": [REFERENCE_KEY],
+    "request_list_keys": [LIST_KEY],
+}
+"""What the test model's keys are, as its policy settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What differs between the engines of the workloads."""
+
+    num_blocks: int = 128
+    max_model_len: int = 512
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 16
+    long_prefill_token_threshold: int = 0
+    prefix_caching: bool = True
+    omni_prefix: Mapping[str, Any] = field(default_factory=dict)
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Any further argument of `vllm.LLM`."""
+
+    def without_cache(self) -> EngineSettings:
+        """The engine to compare with: prefix caching off, room for everything, nothing late or deferred."""
+        policy = dict(self.omni_prefix.get("policy", DECLARED_KEYS))
+        policy.pop("deferred_keys", None)
+        values = asdict(self) | {
+            "prefix_caching": False,
+            "num_blocks": 512,
+            "long_prefill_token_threshold": 0,
+            "omni_prefix": {"policy": policy},
+        }
+        return EngineSettings(**values)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a run."""
+
+    req_id: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+    finished: bool = False
+    aborted: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and output."""
+        return self.prompt + self.output
+
+    @property
+    def computed(self) -> int:
+        """Positions that a finished request has rows for: the last token is sampled and never computed."""
+        return len(self.tokens) - 1
+
+
+def model_directory(parent: Path) -> Path:
+    """Make the directory of the test model."""
+    directory = parent / "tiny-qwen3"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
+    return directory
+
+
+class StepEngine:
+    """One engine: requests in, one step at a time, rows out into `recorder`."""
+
+    def __init__(self, settings: EngineSettings, kind: RunnerKind) -> None:
+        """Start the engine. The process must be one for that kind of runner."""
+        prepare(kind)
+        from vllm import LLM  # noqa: PLC0415 - only once the environment is prepared
+
+        from conformance.vllm.worker import LOAD_FORMAT  # noqa: PLC0415
+
+        self.recorder = Recorder()
+        self.requests: dict[str, Request] = {}
+        self._parent = tempfile.TemporaryDirectory(prefix="omni-prefix-")
+        omni_prefix = {"mm_outputs": "conformance.vllm.hooks:prefix_hashes", "policy": DECLARED_KEYS}
+        arguments: dict[str, Any] = {
+            "model": str(model_directory(Path(self._parent.name))),
+            "load_format": LOAD_FORMAT,
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "dtype": "float32",
+            "block_size": BLOCK_SIZE,
+            "max_model_len": settings.max_model_len,
+            "enable_prefix_caching": settings.prefix_caching,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "max_num_seqs": settings.max_num_seqs,
+            "num_gpu_blocks_override": settings.num_blocks,
+            "seed": 0,
+            "worker_cls": "conformance.vllm.worker.ObservedWorker",
+            "disable_log_stats": True,
+            "additional_config": {SETTINGS_KEY: omni_prefix | dict(settings.omni_prefix)},
+        }
+        if settings.long_prefill_token_threshold:
+            arguments["long_prefill_token_threshold"] = settings.long_prefill_token_threshold
+        try:
+            self.llm: Any = LLM(**(arguments | dict(settings.engine_args)))
+        except BaseException:
+            self._parent.cleanup()
+            raise
+        self._engine = self.llm.llm_engine
+        self.worker: Any = self._engine.engine_core.engine_core.model_executor.driver_worker.worker
+        self.worker.observer = Observer(BLOCK_SIZE)
+        self.link: StageLink = self.worker.model_runner.omni_prefix
+        self.link.handover.add_sink(CallbackSink(self.recorder.receive))
+        self._open = True
+
+    @property
+    def counts(self) -> Counts:
+        """What happened so far."""
+        counts: Counts = self.worker.observer.counts
+        return counts
+
+    def add(self, req_id: str, prompt: Sequence[int], max_tokens: int) -> None:
+        """Submit a request. Ids must not repeat within an engine."""
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        self.requests[req_id] = Request(req_id, tuple(prompt))
+        params = SamplingParams(temperature=0, detokenize=False, ignore_eos=True, max_tokens=max_tokens)
+        self._engine.add_request(req_id, {"prompt_token_ids": list(prompt)}, params)
+
+    def abort(self, req_id: str) -> None:
+        """Abort a request that has not finished."""
+        self.requests[req_id].aborted = True
+        self._engine.abort_request([req_id])
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self._engine.has_unfinished_requests())
+
+    def step(self) -> None:
+        """One step of the engine."""
+        for output in self._engine.step():
+            request = self.requests[output.request_id]
+            request.output = tuple(output.outputs[0].token_ids)
+            request.finished = request.finished or output.finished
+
+    def received(self) -> dict[str, Any]:
+        """What the consumer got, by the ids that requests were submitted under (the engine appends to them)."""
+        return {internal.rpartition("-")[0]: got for internal, got in self.recorder.requests.items()}
+
+    def close(self) -> None:
+        """Shut the engine down, which hands over whatever waits. Twice is fine."""
+        if self._open:
+            self._open = False
+            try:
+                self._engine.engine_core.shutdown()
+            finally:
+                self._parent.cleanup()
+
+    def __enter__(self) -> StepEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,86 @@
+"""A process in which vLLM runs on a CPU, and gives the same bits each time.
+
+`prepare` has to be called before vLLM is imported anywhere in the process; it is idempotent. One process runs one
+kind of model runner: the V2 runner's kernels are Triton's, which on a CPU run in Triton's interpreter, and whether they
+do is decided when they are imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+
+RunnerKind = Literal["v1", "v2"]
+
+_VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    # With more than one thread a decode row differs in its last bits with the batch that it was in.
+    "OMP_NUM_THREADS": "1",
+    # The engine's own warnings (a deprecated name, NUMA binding) say nothing about this project.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+
+
+def vllm_is_installed() -> bool:
+    """Whether this environment has vLLM."""
+    return find_spec("vllm") is not None
+
+
+def prepare(kind: RunnerKind) -> None:
+    """Set the process up for an engine with that model runner.
+
+    Raises:
+        RuntimeError: vLLM was already imported, or the process was set up for the other runner.
+    """
+    if (former := os.environ.get("OMNI_PREFIX_RUNNER")) is not None and "vllm" in sys.modules:
+        if former != kind:
+            raise RuntimeError(f"this process runs the {former} model runner; start another one for {kind}")
+        return
+    if "vllm" in sys.modules:
+        raise RuntimeError("vllm was imported before its environment was prepared")
+    os.environ.update(_VARIABLES)
+    os.environ["OMNI_PREFIX_RUNNER"] = kind
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if kind == "v2" else "0"
+    torch.set_num_threads(1)
+    if kind == "v2":
+        os.environ["TRITON_INTERPRET"] = "1"
+        _add_cpu_backend_to_triton()
+
+
+def _add_cpu_backend_to_triton() -> None:
+    """Make Triton's interpreter usable without an accelerator: it asks the active backend for the device's name."""
+    import triton.backends as backends  # noqa: PLC0415 - the V2 runner alone needs Triton
+
+    class InterpreterDriver(backends.DriverBase):  # type: ignore[misc,name-defined]
+        """Answers what the interpreter and vLLM ask of a driver."""
+
+        def __init__(self) -> None:
+            """Nothing to set up."""
+
+        @classmethod
+        def is_active(cls) -> bool:
+            return True
+
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            return ty
+
+        def get_current_target(self) -> Any:
+            from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+
+            return GPUTarget("cpu", 0, 0)
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cpu")
+
+        def get_benchmarker(self) -> None:
+            return None
+
+    backends.backends["cpu"] = backends.Backend(compiler=None, driver=InterpreterDriver)
