@@ -1,0 +1,283 @@
+"""A hand-driven engine for tests of the production cache, in the notation of the cases.
+
+::
+
+    engine = Engine(num_blocks=8)                       # block_size 4
+    step = engine.step(new=[("A", [0, 1], 0, 8)])       # A holds blocks 0, 1; hit 0; computes positions 0..7
+    assert engine.hidden(step, "A") == list(range(8))   # materialize; row of position p is base + p
+    step = engine.step(new=[("B", [0, 1, 2], 8, 4)], finished=["A"], base={"B": 500})
+    assert engine.hidden(step, "B") == [*range(8), *range(508, 512)]
+
+The row of request r at position p is `base[r] + p` in every column. mm values are given by key: `per_token(width)`
+makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import torch
+
+from omni_prefix_fast import ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig, StageCacheOutputs
+from omni_prefix_fast.device import Device
+from omni_prefix_fast.metrics import TraceSink
+from omni_prefix_fast.runtime import Runtime
+
+BLOCK_SIZE = 4
+WIDTH = 2
+
+Admission: TypeAlias = tuple[str, Sequence[int], int, int]
+"""(request, its whole block table, computed tokens, tokens to compute)"""
+Running: TypeAlias = tuple[str, int] | tuple[str, int, Sequence[int]]
+"""(request, tokens to compute[, blocks appended to its table])"""
+
+
+class Default:
+    """Stands for hidden states as the harness makes them, since None says something."""
+
+
+DEFAULT = Default()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request's part of a step."""
+
+    req_id: str
+    start: int
+    count: int
+
+
+@dataclass
+class View:
+    """The engine's batch, as the cache sees it."""
+
+    block_size: int
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    computed: dict[str, int] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+    def batch_req_ids(self) -> list[str]:
+        return list(self.order)
+
+    def step_slots_cpu(self, req_ids: Sequence[str], num_scheduled: Mapping[str, int]) -> torch.Tensor:
+        slots = [s for r in req_ids for s in self.slots(r, self.computed[r], self.computed[r] + num_scheduled[r])]
+        return torch.tensor(slots, dtype=torch.int64)
+
+    def slots(self, req_id: str, start: int, end: int) -> list[int]:
+        table, size = self.tables[req_id], self.block_size
+        return [table[p // size] * size + p % size for p in range(start, end)]
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """An mm value with one row a token, made when the step is saved: base + position + add."""
+
+    feature: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    add: int = 0
+
+
+def per_token(*feature: int, dtype: torch.dtype = torch.float32, add: int = 0) -> PerToken:
+    """Rows `(num_tokens, *feature)` of the step."""
+    return PerToken(feature, dtype, add)
+
+
+def filled(values: Sequence[int], *feature: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A row for each value, the same value in every column. For bool: whether the value is odd."""
+    column_ = torch.tensor(list(values), dtype=torch.int64)
+    cast = (column_ % 2).to(dtype) if dtype == torch.bool else column_.to(dtype)
+    return cast.reshape(-1, *(1 for _ in feature)).expand(-1, *feature).contiguous()
+
+
+def column(rows: Any) -> list[int]:
+    """The value of each row, which has to be the same in every column."""
+    assert isinstance(rows, torch.Tensor)
+    flat = rows.reshape(rows.shape[0], -1)
+    assert torch.equal(flat, flat[:, :1].expand_as(flat)), f"columns differ: {rows}"
+    return [int(value) for value in flat[:, 0].tolist()]
+
+
+class Engine:
+    """Drives an `OmniPrefixCacheManager`. `settings` are those of `PrefixCacheConfig`."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 8,
+        block_size: int = BLOCK_SIZE,
+        policy: ModelCachePolicy | None = None,
+        width: int = WIDTH,
+        dtype: torch.dtype = torch.float32,
+        runtime: Runtime | None = None,
+        device: Device | None = None,
+        trace: TraceSink | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, **settings)
+        self.view = View(block_size)
+        self.cache = OmniPrefixCacheManager(self.config, self.view, runtime=runtime, device=device, trace=trace)
+        if policy is not None:
+            self.cache.register_policy(policy)
+        self.width = width
+        self.dtype = dtype
+        self.base: dict[str, int] = {}
+        self.parts: list[Part] = []
+        """The step that was started last, in the order of its rows."""
+        self.position: dict[str, int] = {}
+        """Where each request goes on when it is next in `cached`."""
+
+    # ------------------------------------------------------------------------------------ steps
+
+    def step(
+        self,
+        *,
+        new: Sequence[Admission] = (),
+        cached: Sequence[Running] = (),
+        resumed: Sequence[Admission] = (),
+        finished: Sequence[str] = (),
+        order: Sequence[str] | None = None,
+        base: Mapping[str, int] | None = None,
+        hidden: torch.Tensor | Default | None = DEFAULT,
+        mm: Mapping[str, Any] | None = None,
+        padded: int | None = None,
+    ) -> int:
+        """Start and save a step. Returns its id."""
+        self.start(new=new, cached=cached, resumed=resumed, finished=finished, order=order, base=base)
+        return self.save(hidden=hidden, mm=mm, padded=padded)
+
+    def start(
+        self,
+        *,
+        new: Sequence[Admission] = (),
+        cached: Sequence[Running] = (),
+        resumed: Sequence[Admission] = (),
+        finished: Sequence[str] = (),
+        order: Sequence[str] | None = None,
+        base: Mapping[str, int] | None = None,
+    ) -> None:
+        """`new_step_starts`, then the engine's own update of its batch (rows in `order`; as they came if left out)."""
+        output = self.schedule(new=new, cached=cached, resumed=resumed, finished=finished, base=base)
+        self.cache.new_step_starts(output)
+        self.update(output, finished=finished, order=order)
+
+    def schedule(
+        self,
+        *,
+        new: Sequence[Admission] = (),
+        cached: Sequence[Running] = (),
+        resumed: Sequence[Admission] = (),
+        finished: Sequence[str] = (),
+        base: Mapping[str, int] | None = None,
+    ) -> SimpleNamespace:
+        """A scheduler output, with vLLM's fields; the harness's tables already follow it."""
+        self.base.update(base or {})
+        for req_id, blocks, hit, _ in (*new, *resumed):
+            self.view.tables[req_id] = list(blocks)
+            self.view.computed[req_id] = hit
+        running = [(entry[0], entry[1], list(entry[2]) if len(entry) == 3 else []) for entry in cached]
+        for req_id, _, blocks in running:
+            self.view.tables[req_id] += blocks
+            self.view.computed[req_id] = self.position[req_id]
+        counts = [
+            *((r, n) for r, n, _ in running),
+            *((r, n) for r, _, _, n in resumed),
+            *((r, n) for r, _, _, n in new),
+        ]
+        self.parts = [Part(r, self.view.computed[r], n) for r, n in counts]
+        self.position.update((part.req_id, part.start + part.count) for part in self.parts)
+        again = [r for r, *_ in resumed]
+        come_back = [*(r for r, *_ in running), *again]
+        return SimpleNamespace(
+            scheduled_new_reqs=[
+                SimpleNamespace(
+                    req_id=r,
+                    num_computed_tokens=hit,
+                    block_ids=(list(blocks),),
+                    prompt_token_ids=list(range(hit + n)),
+                )
+                for r, blocks, hit, n in new
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=come_back,
+                resumed_req_ids=set(again),
+                new_block_ids=[
+                    *((blocks,) if blocks else None for _, _, blocks in running),
+                    *((list(blocks),) for _, blocks, _, _ in resumed),
+                ],
+                num_computed_tokens=[self.view.computed[r] for r in come_back],
+            ),
+            num_scheduled_tokens=dict(counts),
+            total_num_scheduled_tokens=sum(n for _, n in counts),
+            finished_req_ids=set(finished),
+        )
+
+    def update(
+        self, output: SimpleNamespace, *, finished: Sequence[str] = (), order: Sequence[str] | None = None
+    ) -> None:
+        """The engine's batch after `output`: finished requests leave, scheduled ones stand in `order`."""
+        scheduled: list[str] = list(output.num_scheduled_tokens)
+        if order is not None:
+            if sorted(order) != sorted(scheduled):
+                raise ValueError(f"order {list(order)} is not an order of {scheduled}")
+            scheduled = list(order)
+            by_id = {part.req_id: part for part in self.parts}
+            self.parts = [by_id[r] for r in scheduled]
+        for req_id in finished:
+            if req_id not in scheduled:
+                self.view.tables.pop(req_id, None)
+                self.view.computed.pop(req_id, None)
+        idle = [r for r in self.view.order if r not in scheduled and r in self.view.tables]
+        self.view.order = [*scheduled, *idle]
+
+    def save(
+        self,
+        *,
+        hidden: torch.Tensor | Default | None = DEFAULT,
+        mm: Mapping[str, Any] | None = None,
+        padded: int | None = None,
+    ) -> int:
+        """`save_outputs` of the step that was started. Returns its id."""
+        if isinstance(hidden, Default):
+            hidden = self.rows(self.width, dtype=self.dtype, padded=padded)
+        made = {key: self._made(value, padded) for key, value in (mm or {}).items()}
+        return self.cache.save_outputs(hidden, made, num_tokens_unpadded=self.num_tokens, num_tokens_padded=padded)
+
+    # ------------------------------------------------------------------------------------ values
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step that was started last."""
+        return sum(part.count for part in self.parts)
+
+    def rows(
+        self, *feature: int, dtype: torch.dtype = torch.float32, add: int = 0, padded: int | None = None
+    ) -> torch.Tensor:
+        """Rows of the step that was started last, `(num_tokens or padded, *feature)`; padding is -1."""
+        values = [self.base.get(p.req_id, 0) + add + i for p in self.parts for i in range(p.start, p.start + p.count)]
+        values += [-1] * ((padded or 0) - len(values))
+        return filled(values, *feature, dtype=dtype)
+
+    def _made(self, value: Any, padded: int | None) -> Any:
+        if isinstance(value, PerToken):
+            return self.rows(*value.feature, dtype=value.dtype, add=value.add, padded=padded)
+        return value
+
+    # ------------------------------------------------------------------------------------ handover
+
+    def take(self, step_id: int, *req_ids: str) -> StageCacheOutputs:
+        """`materialize`."""
+        return self.cache.materialize(step_id, req_ids)
+
+    def hidden(self, step_id: int, req_id: str) -> list[int]:
+        """Materialize a step for one request: the values of its hidden rows."""
+        hidden = self.take(step_id, req_id).hidden_states
+        assert hidden is not None
+        return column(hidden[req_id])
+
+    def mm(self, step_id: int, key: str, req_id: str) -> list[int]:
+        """Materialize a step for one request: the values of its rows of a per-token mm key."""
+        return column(self.take(step_id, req_id).mm_outputs[key][req_id])
