@@ -265,8 +265,8 @@ def check_prefix_cache_kv_groups(kv_cache_groups: Any, cache_config: Any = None)
     """Refuse anything but one KV group of full attention that is matched in whole blocks.
 
     Args:
-        kv_cache_groups: the engine's list of KV groups, or the whole `KVCacheConfig` (which also tells the unit in which
-            prefixes match).
+        kv_cache_groups: the engine's list of KV groups, or the whole `KVCacheConfig` (which also tells the unit in
+            which prefixes match).
         cache_config: the engine's `CacheConfig`, for `prefix_match_unit`.
 
     Raises:

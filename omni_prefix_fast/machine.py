@@ -70,6 +70,8 @@ class PrefixCacheMachine:
         self.requests = RequestTable(config, counters)
         self.writers: dict[StepId, ImmediateWrite] = {}
         """Immediate writes not committed yet, by step."""
+        self.planned: dict[HitRead, None] = {}
+        """Reads that pin rows or hold chunks: of the step that starts, of saved steps, of steps being handed over."""
         self.starting: dict[ReqId, HitRead] = {}
         """Hit reads of the step that was started and is not saved yet."""
         self._next_task: TaskId = 0
@@ -108,13 +110,18 @@ class PrefixCacheMachine:
         """The step that was started is not going to be saved."""
         with self.lock:
             for read in self.starting.values():
-                read.release(self.table, self.log, ReadState.DROPPED)
+                self._release(read, ReadState.DROPPED)
             self.starting = {}
 
     def _plan(self, read: HitRead) -> None:
         read.plan(self.table.open_keys(), self.table, self.log, self.writers)
+        self.planned[read] = None
         self._counters.add("reads_planned")
         self._counters.trace("plan_read", req_id=read.req_id, step=read.step_id, span=(read.start, read.end))
+
+    def _release(self, read: HitRead, state: ReadState) -> None:
+        read.release(self.table, self.log, state)
+        self.planned.pop(read, None)
 
     # ---------------------------------------------------------------- save (engine thread)
 
@@ -136,11 +143,12 @@ class PrefixCacheMachine:
         with self.lock:
             epoch = self.table.stamp(layout.slots)
             for req_id in [r for r in self.starting if r not in layout.index]:
-                self.starting.pop(req_id).release(self.table, self.log, ReadState.DROPPED)
+                self._release(self.starting.pop(req_id), ReadState.DROPPED)
             for req_id, read in self.starting.items():
                 read.tail = dict.fromkeys(emitted, layout.counts[layout.index[req_id]])
                 if read.state is ReadState.PLANNED and self.table.stamped(read.slots, epoch):
                     read.unplan(self.table, self.log)
+                    self.planned.pop(read, None)
                     self._counters.trace("unplan_read", req_id=req_id, step=layout.step_id)
 
     def reserve_budget(self, nbytes: int, deadline: Deadline) -> BudgetTicket | None:
@@ -168,7 +176,7 @@ class PrefixCacheMachine:
             self.write(task)
             self.controller.join(task, deadline)
         with self.lock:
-            holding = [read for read in self._planned_reads() if read.holds(chunk)]
+            holding = [read for read in self.planned if read.holds(chunk)]
         self._complete(holding, deadline)
         if chunk.chunk_id in self.log.chunks:
             raise AssertionError(f"chunk {chunk.chunk_id} is held by {chunk.unwritten} and {chunk.readers} reads")
@@ -179,12 +187,8 @@ class PrefixCacheMachine:
             if not self.table.any_pinned(slots):
                 return
             epoch = self.table.stamp(slots)
-            touched = [read for read in self._planned_reads() if self.table.stamped(read.pinned, epoch)]
+            touched = [read for read in self.planned if self.table.stamped(read.pinned, epoch)]
         self._complete(touched, deadline)
-
-    def _planned_reads(self) -> list[HitRead]:
-        reads = [read for context in self.steps.contexts() for read in context.reads.values()]
-        return [read for read in (*reads, *self.starting.values()) if read.state is ReadState.PLANNED]
 
     def _complete(self, reads: list[HitRead], deadline: Deadline) -> None:
         for read in reads:
@@ -227,6 +231,8 @@ class PrefixCacheMachine:
 
     def _claim(self, layout: StepLayout, emitted: Iterable[Key]) -> IntArray:
         emitted = tuple(emitted)
+        if self.table.any_pinned(layout.slots):
+            raise AssertionError(f"step {layout.step_id} claims a slot whose row a planned read still needs")
         versions = self.table.claim(layout.slots, layout.step_id, emitted)
         self._counters.trace("claim_slots", step=layout.step_id, slots=layout.slots, emitted=emitted)
         return versions
@@ -324,7 +330,7 @@ class PrefixCacheMachine:
                 self.controller.join(task, deadline)
             read.gather(self.pool, self._device)
             with self.lock:
-                read.release(self.table, self.log, ReadState.FETCHED)
+                self._release(read, ReadState.FETCHED)
             self._counters.trace("fetch_read", req_id=read.req_id, step=read.step_id)
         finally:
             read.lock.release()
@@ -337,7 +343,7 @@ class PrefixCacheMachine:
                 self._hold(read, deadline)
                 try:
                     with self.lock:
-                        read.release(self.table, self.log, ReadState.DROPPED)
+                        self._release(read, ReadState.DROPPED)
                     read.rows.clear()
                 finally:
                     read.lock.release()
@@ -380,6 +386,7 @@ class PrefixCacheMachine:
             self.log.clear()
             self.requests.clear()
             self.writers.clear()
+            self.planned.clear()
             self.starting = {}
         for context in contexts:
             self.release_page(context.layout.step_id, context.page)
