@@ -60,11 +60,13 @@ def run_example(console: Console) -> bool:
         _step(cache, view, NewRequest("first", list(range(12)), ([0, 1, 2],), 0), forward(FIRST))
         say.line("Its forward computes 12 rows a tensor. Each is kept in the slot of its token:")
         say.cache([FIRST[0:4], FIRST[4:8], FIRST[8:12]], {})
+        say.line("Or, seen as one row a slot:")
+        say.rows(FIRST, forward(FIRST))
 
         say.line("The second request begins with the same four words:")
         say.blocks_of(SECOND)
-        say.line("The scheduler finds block 0 in its prefix cache: num_computed_tokens=4, so the forward computes the")
-        say.line("other 4 rows only, and they are kept in block 3:")
+        say.line("The scheduler finds block 0 in its prefix cache: num_computed_tokens=4. The forward")
+        say.line("computes the other 4 rows only, and they are kept in block 3:")
         new = forward(SECOND, start=4)
         outs = _step(cache, view, NewRequest("second", list(range(8)), ([0, 3],), 4), new)
         notes = {0: "already in the cache", 3: "added by the second request"}
@@ -88,6 +90,12 @@ def _step(cache: OmniPrefixCacheManager, view: RunnerBatch, request: NewRequest,
 
 def _bar(label: str, width: int) -> str:
     return f"|<{f' {label} '.center(width - 4, '-')}>|"
+
+
+def _numbers(row: torch.Tensor) -> str:
+    """A row, cut short if it is wide."""
+    shown = [f"{value:.0f}" for value in row[:2].tolist()] + (["..."] if len(row) > 2 else [])
+    return f"({', '.join(shown)})"
 
 
 class _Printer:
@@ -124,6 +132,17 @@ class _Printer:
                 self.line("  ...")
         self.line("")
 
+    def rows(self, words: Sequence[str], rows: Rows) -> None:
+        """The cache as rows of slots, for a prompt that starts at slot 0."""
+        self.line("")
+        for slot in (0, 1, 2, 3, len(words) - 1):
+            if slot == len(words) - 1:
+                self.line("  ...")
+            self.line(f"  {slot:2}: {words[slot]:8} hidden {_numbers(rows.hidden[slot]):9} {MM_KEY} "
+                      f"{_numbers(rows.feature[slot])}")  # fmt: skip
+        self.line(f"  {len(words):2}: [EMPTY]")
+        self.line("")
+
     def merged(self, outs: StageCacheOutputs, slots: Sequence[int]) -> bool:
         """What the second request is handed over, beside a forward over its whole prompt."""
         full = forward(SECOND)
@@ -132,29 +151,29 @@ class _Printer:
         hidden, feature = outs.hidden_states["second"], outs.mm_outputs[MM_KEY]["second"]
         table = Table(title=f"Handed over for the second request: positions {outs.spans['second']}",
                       title_justify="left")  # fmt: skip
-        for name in ("position", "slot", "word", "row from", "hidden", MM_KEY, "as without caching"):
-            table.add_column(name, justify="right" if name in {"position", "slot"} else "left")
+        for name in ("pos", "slot", "word", "row from", "hidden", MM_KEY, "uncached run"):
+            table.add_column(name, justify="right" if name in {"pos", "slot"} else "left")
         good = hidden.shape == full.hidden.shape and feature.shape == full.feature.shape
         for position in range(min(len(hidden), len(feature), len(SECOND))):
             same = torch.equal(hidden[position], full.hidden[position]) and torch.equal(
                 feature[position], full.feature[position]
             )
             good = good and same
-            lanes = ", ".join(f"{value:.0f}" for value in feature[position][:3].tolist())
             table.add_row(
                 str(position),
                 str(slots[position]),
                 SECOND[position],
                 "the cache" if position < BLOCK_SIZE else "this step",
-                str(tuple(int(value) for value in hidden[position].tolist())),
-                f"({lanes}, ... {FEATURE_SIZE})",
+                _numbers(hidden[position]),
+                _numbers(feature[position]),
                 "equal" if same else "[bold red]DIFFERENT",
             )
         self._console.print(table)
         verdict = "[green]equal" if good else "[bold red]DIFFERENT"
+        sizes = (BLOCK_SIZE, HIDDEN_SIZE), (len(SECOND) - BLOCK_SIZE, HIDDEN_SIZE), tuple(hidden.shape)
         self._console.print(
-            f"cached prefix {(BLOCK_SIZE, HIDDEN_SIZE)} + this step {(len(SECOND) - BLOCK_SIZE, HIDDEN_SIZE)} = hidden "
-            f"{tuple(hidden.shape)}, {MM_KEY} {tuple(feature.shape)}; with the run without prefix caching: {verdict}",
+            f"cached prefix {sizes[0]} + this step {sizes[1]} = hidden {sizes[2]},\n{MM_KEY} {tuple(feature.shape)}; "
+            f"against the run without prefix caching: {verdict}",
             highlight=False,
         )
         return good

@@ -48,11 +48,12 @@ def counts_of(tally: Tally) -> dict[str, int]:
     return {
         "requests": tally.requests,
         "engine steps": tally.steps,
+        "admissions, resumes included": tally.admissions,
         "hits": tally.hits,
         "same-step hits": tally.same_step_hits,
         "  of them on a recycled block": tally.recycled_same_step_hits,
         "preemptions": tally.preemptions,
-        "resumed with a larger hit than was handed over": tally.resumed_gaps,
+        "resumed with more hit than was handed over": tally.resumed_gaps,
         "aborts": tally.aborts,
         "steps handed over late or out of order": tally.late,
         "steps handed over from a thread": tally.threaded,

@@ -76,6 +76,7 @@ class _Step:
     budget: int
     chunk_limit: int
     new: list[NewRequest] = field(default_factory=list)
+    resumed_as_new: list[NewRequest] = field(default_factory=list)
     cached: CachedRequests = field(default_factory=CachedRequests)
     num_tokens: dict[str, int] = field(default_factory=dict)
     preempted: set[str] = field(default_factory=set)
@@ -134,7 +135,8 @@ class Scheduler:
             self.requests[req_id].num_computed += count
         total = sum(step.num_tokens.values())
         self.stats.computed_tokens += total
-        return SchedulerOutput(step.new, step.cached, step.num_tokens, total, finished, step.preempted)
+        new = step.new + step.resumed_as_new
+        return SchedulerOutput(new, step.cached, step.num_tokens, total, finished, step.preempted)
 
     def finish(self, req_id: str, status: RequestStatus = RequestStatus.FINISHED) -> None:
         """End a request, by itself or by abort: its blocks are free at once, the next step reports it."""
@@ -196,7 +198,8 @@ class Scheduler:
         self.blocks.allocate(request, computed + count, step=self.stats.steps, hits=hits)
         table = (self.blocks.block_ids(request.req_id),)
         if request.status is RequestStatus.WAITING or self.resumed_as_new:
-            step.new.append(NewRequest(request.req_id, request.tokens[: request.num_prompt], table, computed))
+            told_in = step.new if request.status is RequestStatus.WAITING else step.resumed_as_new
+            told_in.append(NewRequest(request.req_id, request.tokens[: request.num_prompt], table, computed))
         else:
             step.cached.req_ids.append(request.req_id)
             step.cached.resumed_req_ids.add(request.req_id)

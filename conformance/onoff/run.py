@@ -54,6 +54,7 @@ class Tally:
 
     requests: int = 0
     steps: int = 0
+    admissions: int = 0
     hits: int = 0
     same_step_hits: int = 0
     recycled_same_step_hits: int = 0
@@ -228,6 +229,7 @@ class _Run:
         tally = Tally(
             requests=len(self.planned),
             steps=steps,
+            admissions=stats.admissions,
             hits=stats.hits,
             same_step_hits=stats.same_step_hits,
             recycled_same_step_hits=stats.recycled_same_step_hits,
