@@ -54,7 +54,7 @@ def inspect_machine(machine: PrefixCacheMachine) -> Inspection:
             },
             tasks={task.task_id: task.state for task in tasks},
             open_writes={r: (t.task_id, t.write_n) for r, t in machine.log.open_writes.items()},
-            emitted={r: live.emitted for r, live in machine.requests.items()},
+            emitted=machine.requests.watermarks(),
             charged=machine.budget.charged,
             chunks=tuple(machine.log.chunks),
             unconsumed=tuple(machine.steps.unconsumed()),

@@ -41,6 +41,8 @@ class StepLayout:
     """Row of each request's first token, and the number of rows at the end; one longer than `req_ids`."""
     starts: tuple[int, ...]
     """Absolute position of each request's first token."""
+    ends: tuple[int, ...]
+    """Absolute position after each request's last token."""
     slots: IntArray
     """Slot of each token, `(num_tokens,)`."""
 
@@ -83,9 +85,9 @@ def make_layout(
         absent = sorted(set(num_scheduled) - set(index))
         what = f"scheduled requests {absent} are not in the batch" if absent else "the batch lists a request twice"
         raise OmniPrefixCacheContractError(f"step {step_id}: {what}")
-    counts = [num_scheduled[r] for r in req_ids]
-    starts = [computed[r] for r in req_ids]
-    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    counts = np.fromiter(map(num_scheduled.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
+    starts = np.fromiter(map(computed.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
+    offsets = np.zeros(len(req_ids) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     slots = torch.as_tensor(view.step_slots_cpu(list(req_ids), num_scheduled)).detach().cpu().numpy()
     slots = slots.astype(np.int64, copy=True).reshape(-1)
@@ -101,13 +103,22 @@ def make_layout(
                 f"step {step_id}: slots {low}..{high} are outside 0..{num_slots - 1}; "
                 "num_blocks or block_size differs from the engine's"
             )
-        positions = np.arange(total) + np.repeat(np.asarray(starts) - offsets[:-1], counts)
+        positions = np.arange(total) + np.repeat(starts - offsets[:-1], counts)
         if not np.array_equal(slots % block_size, positions % block_size):
             raise OmniPrefixCacheContractError(
                 f"step {step_id}: slots do not stand where the computed-token counts put them; "
                 "block_size differs from the engine's, or num_computed_tokens is not the first scheduled position"
             )
-    return StepLayout(step_id, req_ids, index, tuple(counts), tuple(offsets.tolist()), tuple(starts), slots)
+    return StepLayout(
+        step_id,
+        req_ids,
+        index,
+        counts=tuple(counts.tolist()),
+        offsets=tuple(offsets.tolist()),
+        starts=tuple(starts.tolist()),
+        ends=tuple((starts + counts).tolist()),
+        slots=slots,
+    )
 
 
 class FullAttentionGroupView:

@@ -280,10 +280,9 @@ class PrefixCacheMachine:
         return task_id
 
     def _open_step(self, context: StepContext) -> None:
-        layout = context.layout
         self.steps.open(context)
-        for req_id, start, count in zip(layout.req_ids, layout.starts, layout.counts, strict=True):
-            self.requests.advance(req_id, start + count)
+        layout = context.layout
+        self.requests.advance(layout.req_ids, layout.ends)
         self._counters.add("steps_saved")
         self._counters.add("rows_saved", layout.num_tokens)
         self._counters.trace("open_step", step=layout.step_id)

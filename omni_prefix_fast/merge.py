@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from omni_prefix_fast.intake import share_of
+from omni_prefix_fast.reads import HitRead
 from omni_prefix_fast.steps import StepContext
 from omni_prefix_fast.types import HIDDEN_KEY, Key, ReqId, Span, StageCacheOutputs
 
@@ -25,14 +26,15 @@ def merge(context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows) -
     hit_keys = {key for r in req_ids if r in context.reads for key in context.reads[r].rows}
     mm: dict[Key, dict[ReqId, Any]] = {}
     mm_spans: dict[Key, dict[ReqId, Span]] = {}
+    spans = context.spans(req_ids)
     hidden: dict[ReqId, torch.Tensor] | None = None
     for key in (*context.emitted, *sorted(hit_keys - emitted)):
-        rows, spans = _of_key(context, req_ids, key, page_rows if key in emitted else None)
+        rows = _step_rows(context, req_ids, key, page_rows) if key in emitted else _hit_rows(context, req_ids, key)
         if key == HIDDEN_KEY:
             hidden = rows
         else:
             mm[key] = dict(rows)
-            mm_spans[key] = spans
+            mm_spans[key] = dict(spans) if key in emitted else {r: _hit_span(context, r) for r in rows}
     if context.hands_hidden and hidden is None:
         hidden = {}
     for key, leftover in context.leftovers.items():
@@ -40,40 +42,38 @@ def merge(context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows) -
     return StageCacheOutputs(
         hidden_states=hidden,
         mm_outputs=mm,
-        spans={r: context.span(r) for r in req_ids},
+        spans=spans,
         mm_spans=mm_spans,
     )
 
 
-def _of_key(
-    context: StepContext, req_ids: Sequence[ReqId], key: Key, page_rows: PageRows | None
-) -> tuple[dict[ReqId, torch.Tensor], dict[ReqId, Span]]:
-    rows: dict[ReqId, torch.Tensor] = {}
-    spans: dict[ReqId, Span] = {}
-    fresh = [r for r in req_ids if r not in context.reads]
-    if page_rows is not None and fresh:
-        of_step = page_rows(key)
-        if len(fresh) == len(context.layout.req_ids):  # the common step: nobody hit, everybody is asked for
-            rows.update(
-                zip(context.layout.req_ids, torch.split(of_step.clone(), list(context.layout.counts)), strict=True)
-            )
-        else:
-            rows.update((r, of_step[context.layout.rows(r)].clone()) for r in fresh)
-        spans.update((r, context.span(r)) for r in fresh)
-    for req_id in req_ids:
-        read = context.reads.get(req_id)
-        if read is None:
-            continue
-        gathered = read.rows.pop(key, None)
-        if page_rows is None:
-            if gathered is not None:
-                rows[req_id] = gathered
-                spans[req_id] = (read.start, read.end)
-            continue
-        of_request = page_rows(key)[context.layout.rows(req_id)]
-        if gathered is None:  # no row of this key in the whole span: zeros, fixed when the read was planned
-            gathered = of_request.new_zeros((len(read) + of_request.shape[0], *of_request.shape[1:]))
-        gathered[len(read) :] = of_request
-        rows[req_id] = gathered
-        spans[req_id] = context.span(req_id)
-    return rows, spans
+def _step_rows(
+    context: StepContext, req_ids: Sequence[ReqId], key: Key, page_rows: PageRows
+) -> dict[ReqId, torch.Tensor]:
+    """Rows of a key that the step emits: behind the cached prefix where there is one."""
+    of_step = page_rows(key)
+    layout = context.layout
+    if not context.reads and req_ids == layout.req_ids:  # the common step: nobody hit, everybody is asked for
+        return dict(zip(req_ids, torch.split(of_step.clone(), list(layout.counts)), strict=True))
+    return {r: _merged(context.reads.get(r), key, of_step[layout.rows(r)]) for r in req_ids}
+
+
+def _merged(read: HitRead | None, key: Key, rows: torch.Tensor) -> torch.Tensor:
+    if read is None:
+        return rows.clone()
+    gathered = read.rows.pop(key, None)
+    if gathered is None:  # no row of this key in the whole span: zeros, fixed when the read was planned
+        gathered = rows.new_zeros((len(read) + rows.shape[0], *rows.shape[1:]))
+    gathered[len(read) :] = rows
+    return gathered
+
+
+def _hit_rows(context: StepContext, req_ids: Sequence[ReqId], key: Key) -> dict[ReqId, torch.Tensor]:
+    """Cached rows of a key that the step does not emit: they are owed all the same."""
+    reads = ((r, context.reads[r]) for r in req_ids if r in context.reads)
+    return {r: read.rows.pop(key) for r, read in reads if key in read.rows}
+
+
+def _hit_span(context: StepContext, req_id: ReqId) -> Span:
+    read = context.reads[req_id]
+    return (read.start, read.end)

@@ -6,7 +6,6 @@ Engine thread, except where the caller holds the state lock. Nothing of a reques
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +14,6 @@ from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.events import Admitted, Started
 from omni_prefix_fast.metrics import Counters
 from omni_prefix_fast.types import IntArray, ReqId, Span
-
-
-@dataclass(slots=True)
-class LiveRequest:
-    """A request between its start and its finish."""
-
-    emitted: int = 0
-    """Position up to which rows have been offered for handover."""
-    write_n: int = 0
-    """Deferred writes opened so far."""
 
 
 class HitSpan(NamedTuple):
@@ -42,22 +31,22 @@ class RequestTable:
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._counters = counters
-        self._live: dict[ReqId, LiveRequest] = {}
+        self._emitted: dict[ReqId, int] = {}
+        self._write_n: dict[ReqId, int] = {}
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._emitted)
 
     def __contains__(self, req_id: ReqId) -> bool:
-        return req_id in self._live
+        return req_id in self._emitted
 
-    def items(self) -> Iterable[tuple[ReqId, LiveRequest]]:
-        """Live requests."""
-        return self._live.items()
+    def watermarks(self) -> dict[ReqId, int]:
+        """`emitted` of each live request, a copy."""
+        return dict(self._emitted)
 
     def emitted(self, req_id: ReqId) -> int:
-        """Position up to which rows have been offered; 0 for an id that is not live."""
-        live = self._live.get(req_id)
-        return 0 if live is None else live.emitted
+        """Position up to which rows have been offered for handover; 0 for an id that is not live."""
+        return self._emitted.get(req_id, 0)
 
     def owed(self, admitted: Admitted) -> HitSpan | None:
         """Cached rows that the request is owed: `[emitted, computed)`, or None if that is empty.
@@ -87,10 +76,10 @@ class RequestTable:
 
     def start(self, admitted: Admitted, scheduled: int) -> None:
         """Take the request in; a live one comes back."""
-        if admitted.req_id in self._live:
+        if admitted.req_id in self._emitted:
             self._counters.add("requests_resumed")
             return
-        self._live[admitted.req_id] = LiveRequest()
+        self._emitted[admitted.req_id] = 0
         prompt = admitted.prompt_tokens if isinstance(admitted, Started) else None
         known = admitted.computed + scheduled if prompt is None else prompt
         self._counters.add("requests_started")
@@ -101,27 +90,25 @@ class RequestTable:
         elif known <= self._block_size:
             self._counters.add("requests_below_block")
 
-    def advance(self, req_id: ReqId, emitted: int) -> None:
-        """Rows up to `emitted` have been offered. Nothing for an id that is not live."""
-        live = self._live.get(req_id)
-        if live is not None:
-            live.emitted = emitted
+    def advance(self, req_ids: Iterable[ReqId], ends: Iterable[int]) -> None:
+        """Rows of each request up to `ends` have been offered. A request not seen before becomes live."""
+        self._emitted.update(zip(req_ids, ends, strict=True))
 
     def next_write_n(self, req_id: ReqId) -> int:
         """Number of the deferred write that the request opens now, from 1."""
-        live = self._live.get(req_id)
-        if live is None:  # a request that was running before the cache saw it
-            return 1
-        live.write_n += 1
-        return live.write_n
+        number = self._write_n.get(req_id, 0) + 1
+        self._write_n[req_id] = number
+        return number
 
     def finish(self, req_id: ReqId) -> bool:
         """Forget the request; whether it was live."""
-        known = self._live.pop(req_id, None) is not None
+        self._write_n.pop(req_id, None)
+        known = self._emitted.pop(req_id, None) is not None
         if known:
             self._counters.add("requests_finished")
         return known
 
     def clear(self) -> None:
         """Forget all."""
-        self._live.clear()
+        self._emitted.clear()
+        self._write_n.clear()

@@ -5,7 +5,7 @@ Called under the state lock; never blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_prefix_fast.errors import OmniPrefixCacheContractError
@@ -27,12 +27,19 @@ class StepContext:
     reads: Mapping[ReqId, HitRead]
     hands_hidden: bool
 
-    def span(self, req_id: ReqId) -> Span:
-        """Positions that the request's rows cover."""
-        i = self.layout.index[req_id]
-        read = self.reads.get(req_id)
-        start = self.layout.starts[i]
-        return (start if read is None else read.start, start + self.layout.counts[i])
+    def spans(self, req_ids: Sequence[ReqId]) -> dict[ReqId, Span]:
+        """Positions that each request's rows cover: its hit span and what the step computed."""
+        layout = self.layout
+        if len(req_ids) == len(layout.req_ids):  # everybody: no look-up a request
+            of_step = dict(zip(layout.req_ids, zip(layout.starts, layout.ends, strict=True), strict=True))
+            spans = of_step if req_ids == layout.req_ids else {r: of_step[r] for r in req_ids}
+        else:
+            at = [layout.index[r] for r in req_ids]
+            spans = {r: (layout.starts[i], layout.ends[i]) for r, i in zip(req_ids, at, strict=True)}
+        for req_id, read in self.reads.items():
+            if req_id in spans:
+                spans[req_id] = (read.start, spans[req_id][1])
+        return spans
 
 
 class StepTable:
