@@ -21,7 +21,7 @@ from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.device import Device
 from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheWriteError
 from omni_prefix_fast.metrics import Counters
-from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.pool import PrefixBlockPool, indexable
 from omni_prefix_fast.runtime import Deadline, Runtime
 from omni_prefix_fast.slots import SlotTable
 from omni_prefix_fast.staging import StagingBufferPool
@@ -158,7 +158,7 @@ class OmniPrefixCacheController:
             else:
                 kept = np.flatnonzero(owned)
                 self._counters.add("rows_lost", piece.slots.shape[0] - kept.shape[0])
-                self._pool.write(piece.key, piece.slots[kept], rows[torch.from_numpy(kept)])
+                self._pool.write(piece.key, piece.slots[kept], indexable(rows)[torch.from_numpy(kept)].view(rows.dtype))
         self._counters.trace("write_pool", task=task.task_id)
 
     def _finish(self, task: WriteTask) -> None:

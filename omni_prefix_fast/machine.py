@@ -379,13 +379,16 @@ class PrefixCacheMachine:
         """Let go of everything, at shutdown or after a failure: steps, pages, open writes, device bytes."""
         with self.lock:
             contexts = self.steps.clear()
+            for read in list(self.planned):
+                self._release(read, ReadState.DROPPED)
             for task in self.log.open_writes.values():
                 task.move(TaskState.FAILED)
                 task.wake()
             self.log.clear()
             self.requests.clear()
-            self.writers.clear()
-            self.planned.clear()
+            writers, self.writers = list(self.writers.values()), {}
             self.starting = {}
         for context in contexts:
             self.release_page(context.layout.step_id, context.page)
+        for write in writers:
+            self.staging.release(write.page, Holder("write", write.task_id))

@@ -188,6 +188,8 @@ class OmniPrefixCacheManager:
         except BaseException as error:
             # Tables may be half updated: from here on no row can be trusted.
             self._machine.release_page(layout.step_id, step_rows.page)
+            if step_rows.ticket is not None:
+                step_rows.ticket.release()
             self._machine.fail(f"publishing step {layout.step_id}", error)
             raise
         self._started = None

@@ -15,6 +15,29 @@ from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.errors import OmniPrefixCacheContractError
 from omni_prefix_fast.types import IntArray, Key
 
+_SAME_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""For types that torch cannot index on the host: an integer of as many bytes."""
+
+_UNINDEXED = frozenset(
+    getattr(torch, name)
+    for name in (
+        *("uint16", "uint32", "uint64"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)
+)
+
+ROW_DTYPES = _UNINDEXED | {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+"""Types of which rows can be kept."""
+
+
+def indexable(rows: torch.Tensor) -> torch.Tensor:
+    """The same memory as a type that torch can gather and scatter."""
+    return rows.view(_SAME_BITS[rows.dtype.itemsize]) if rows.dtype in _UNINDEXED else rows
+
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
@@ -84,6 +107,11 @@ class PrefixBlockPool:
 
     def check(self, key: Key, spec: RowSpec) -> None:
         """Raise `OmniPrefixCacheContractError` if rows of `spec` cannot go under `key`."""
+        if spec.dtype not in ROW_DTYPES:
+            raise OmniPrefixCacheContractError(
+                f"key {key!r} brings rows of {spec.dtype}, which cannot be kept on the host row by row; convert them "
+                "to one of " + ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in ROW_DTYPES))
+            )
         known = self._specs.get(key)
         if known is not None and not known.accepts(spec):
             raise OmniPrefixCacheContractError(
@@ -102,7 +130,7 @@ class PrefixBlockPool:
 
     def write(self, key: Key, slots: IntArray, rows: torch.Tensor) -> None:
         """Write host `rows` (`(len(slots), *feature)`) to `slots`. Committer only."""
-        self._flat(key).index_copy_(0, torch.from_numpy(slots), rows)
+        indexable(self._flat(key)).index_copy_(0, torch.from_numpy(slots), indexable(rows))
 
     def gather(self, key: Key, slots: IntArray, out: torch.Tensor) -> None:
         """Copy the rows of `slots` into `out` (`(len(slots), *feature)`, contiguous).
@@ -111,11 +139,11 @@ class PrefixBlockPool:
         """
         blocks = self._whole_blocks(slots)
         if blocks is None:
-            torch.index_select(self._flat(key), 0, torch.from_numpy(slots), out=out)
+            torch.index_select(indexable(self._flat(key)), 0, torch.from_numpy(slots), out=indexable(out))
         else:
             storage = self._storage[key]
             view = out.view(blocks.shape[0], *storage.shape[1:])
-            torch.index_select(storage, 0, torch.from_numpy(blocks), out=view)
+            torch.index_select(indexable(storage), 0, torch.from_numpy(blocks), out=indexable(view))
 
     def _flat(self, key: Key) -> torch.Tensor:
         storage = self._storage[key]

@@ -18,7 +18,7 @@ import torch
 
 from omni_prefix_fast.device import Device
 from omni_prefix_fast.log import DeferredLog, LogChunk
-from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.pool import PrefixBlockPool, indexable
 from omni_prefix_fast.runtime import Runtime
 from omni_prefix_fast.slots import NO_CHUNK, SlotTable
 from omni_prefix_fast.tasks import WriteTask
@@ -163,22 +163,22 @@ class HitRead:
     def _gather_key(self, key: Key, plan: KeyPlan, pool: PrefixBlockPool, device: Device) -> torch.Tensor:
         storage = pool.storage(key)
         rows = torch.empty((len(self) + self.tail.get(key, 0), *storage.shape[2:]), dtype=storage.dtype)
-        out = rows[: len(self)]
         if plan.pool is None:
-            pool.gather(key, self.slots, out)
+            pool.gather(key, self.slots, rows[: len(self)])
             return rows
+        out = indexable(rows)[: len(self)]
         if plan.holes.size:
             out[torch.from_numpy(plan.holes)] = 0
         if plan.pool.size:
             found = torch.empty((plan.pool.shape[0], *storage.shape[2:]), dtype=storage.dtype)
             pool.gather(key, self.slots[plan.pool], found)
-            out[torch.from_numpy(plan.pool)] = found
+            out[torch.from_numpy(plan.pool)] = indexable(found)
         for part in plan.log:
             of_chunk = part.chunk.rows[key]
-            picked = of_chunk[torch.from_numpy(part.rows).to(of_chunk.device)]
+            picked = indexable(of_chunk)[torch.from_numpy(part.rows).to(of_chunk.device)].view(of_chunk.dtype)
             found = torch.empty(picked.shape, dtype=storage.dtype)
             device.copy_to_host(picked, found)
-            out[torch.from_numpy(part.positions)] = found
+            out[torch.from_numpy(part.positions)] = indexable(found)
         return rows
 
     def release(self, table: SlotTable, log: DeferredLog, state: ReadState) -> None:
