@@ -5,16 +5,16 @@ samples. So every rule that the built-in scheduler claims to follow is held agai
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` runs this")
+from conformance.vllm.environment import prepare, vllm_is_installed
+
+if not vllm_is_installed():
+    pytest.skip("vLLM is not installed here; `make test-vllm` runs this", allow_module_level=True)
+prepare("v1")
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
