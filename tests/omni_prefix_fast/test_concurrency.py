@@ -1,0 +1,92 @@
+"""An engine thread and a builder thread, one held at a chosen action while the other goes on.
+
+The trace sink stops a thread at an action; nobody sleeps, and every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from omni_prefix_fast import OmniPrefixCacheStagingTimeoutError
+from tests.omni_prefix_fast.harness import Engine
+
+DEADLINE_S = 20.0
+
+
+class Gate:
+    """Holds whichever thread first reaches one action, until it is opened."""
+
+    def __init__(self, action: str) -> None:
+        self.action = action
+        self.armed = False
+        self.reached = threading.Event()
+        self._opened = threading.Event()
+
+    def __call__(self, action: str, acted_on: Mapping[str, object]) -> None:
+        if self.armed and action == self.action and not self.reached.is_set():
+            self.reached.set()
+            assert self._opened.wait(DEADLINE_S), f"nobody opened the gate at {self.action} ({acted_on})"
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def in_thread(pool: ThreadPoolExecutor, call: Callable[[], list[int]]) -> Future[list[int]]:
+    return pool.submit(call)
+
+
+@pytest.mark.parametrize("tenants", [1, 2])
+def test_claim_between_take_and_gather_leaves_the_planned_rows_alone(tenants: int) -> None:
+    """A builder has taken its step and not gathered yet; the engine gives the hit's block to a new tenant meanwhile."""
+    gate = Gate("take_step")
+    engine = Engine(trace=gate)
+    engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)]))
+    hit = engine.step(new=[("B", [0, 1], 4, 2)], finished=["A"], base={"B": 500})
+    gate.armed = True
+    with ThreadPoolExecutor(1) as pool:
+        builder = in_thread(pool, lambda: engine.hidden(hit, "B"))
+        assert gate.reached.wait(DEADLINE_S)
+        claimed = engine.step(new=[("C", [0], 0, 4)], finished=["B"], base={"C": 99})
+        if tenants == 2:
+            engine.cache.discard_step(engine.step(new=[("D", [0], 0, 4)], finished=["C"], base={"D": 77}))
+        gate.open()
+        assert builder.result(DEADLINE_S) == [0, 1, 2, 3, 504, 505]
+    assert engine.hidden(claimed, "C") == [99, 100, 101, 102]
+    assert engine.cache.statistics().reads_preserved == 1
+
+
+def test_consumer_frees_the_page_that_a_save_waits_for() -> None:
+    """A save waits for a staging page; a step materialized by another thread in the meantime lets it go on."""
+    gate = Gate("take_step")
+    engine = Engine(staging_depth=1, staging_claim_timeout_s=DEADLINE_S, trace=gate)
+    first = engine.step(new=[("A", [0], 0, 4)])
+    gate.armed = True
+    with ThreadPoolExecutor(2) as pool:
+        builder = in_thread(pool, lambda: engine.hidden(first, "A"))
+        assert gate.reached.wait(DEADLINE_S)
+        save = in_thread(pool, lambda: [engine.step(cached=[("A", 1, [1])])])
+        gate.open()
+        assert builder.result(DEADLINE_S) == [0, 1, 2, 3]
+        (second,) = save.result(DEADLINE_S)
+    assert engine.hidden(second, "A") == [4]
+
+
+def test_stuck_gather_is_named() -> None:
+    """A builder stuck inside its gather holds the read; a claim of its rows times out, naming request and setting."""
+    gate = Gate("take_step")
+    engine = Engine(staging_claim_timeout_s=0.1, trace=gate)
+    engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)]))
+    engine.step(new=[("B", [0, 1], 4, 2)], finished=["A"], base={"B": 500})
+    (read,) = engine.cache._machine.planned  # noqa: SLF001 - the only way to hold a read's lock
+    assert read.lock.acquire(timeout=DEADLINE_S)
+    try:
+        engine.start(new=[("C", [0], 0, 4)], finished=["B"], base={"C": 99})
+        with pytest.raises(OmniPrefixCacheStagingTimeoutError, match=r"'B' hit in step 1.*staging_claim_timeout_s"):
+            engine.save()
+    finally:
+        read.lock.release()
+    assert engine.hidden(engine.save(), "C") == [99, 100, 101, 102]
