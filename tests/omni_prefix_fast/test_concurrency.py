@@ -6,8 +6,8 @@ The trace sink stops a thread at an action; nobody sleeps, and every wait has a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,10 +35,6 @@ class Gate:
         self._opened.set()
 
 
-def in_thread(pool: ThreadPoolExecutor, call: Callable[[], list[int]]) -> Future[list[int]]:
-    return pool.submit(call)
-
-
 @pytest.mark.parametrize("tenants", [1, 2])
 def test_claim_between_take_and_gather_leaves_the_planned_rows_alone(tenants: int) -> None:
     """A builder has taken its step and not gathered yet; the engine gives the hit's block to a new tenant meanwhile."""
@@ -48,7 +44,7 @@ def test_claim_between_take_and_gather_leaves_the_planned_rows_alone(tenants: in
     hit = engine.step(new=[("B", [0, 1], 4, 2)], finished=["A"], base={"B": 500})
     gate.armed = True
     with ThreadPoolExecutor(1) as pool:
-        builder = in_thread(pool, lambda: engine.hidden(hit, "B"))
+        builder = pool.submit(lambda: engine.hidden(hit, "B"))
         assert gate.reached.wait(DEADLINE_S)
         claimed = engine.step(new=[("C", [0], 0, 4)], finished=["B"], base={"C": 99})
         if tenants == 2:
@@ -66,9 +62,9 @@ def test_consumer_frees_the_page_that_a_save_waits_for() -> None:
     first = engine.step(new=[("A", [0], 0, 4)])
     gate.armed = True
     with ThreadPoolExecutor(2) as pool:
-        builder = in_thread(pool, lambda: engine.hidden(first, "A"))
+        builder = pool.submit(lambda: engine.hidden(first, "A"))
         assert gate.reached.wait(DEADLINE_S)
-        save = in_thread(pool, lambda: [engine.step(cached=[("A", 1, [1])])])
+        save = pool.submit(lambda: [engine.step(cached=[("A", 1, [1])])])
         gate.open()
         assert builder.result(DEADLINE_S) == [0, 1, 2, 3]
         (second,) = save.result(DEADLINE_S)
