@@ -54,7 +54,17 @@ class StepEvents:
 
 
 def read_scheduler_output(scheduler_output: Any) -> StepEvents:
-    """Read a scheduler output. Raises `OmniPrefixCacheContractError` where its token counts make no sense."""
+    """Read a scheduler output. Raises `OmniPrefixCacheContractError` where it makes no sense."""
+    try:
+        return _read(scheduler_output)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OmniPrefixCacheContractError(
+            f"the scheduler output (a {type(scheduler_output).__name__}) cannot be read: {error}; its fields have to "
+            "be those of vLLM's SchedulerOutput, each optional"
+        ) from error
+
+
+def _read(scheduler_output: Any) -> StepEvents:
     scheduled = {r: int(n) for r, n in (getattr(scheduler_output, "num_scheduled_tokens", None) or {}).items()}
     if negative := [r for r, n in scheduled.items() if n < 0]:
         raise OmniPrefixCacheContractError(f"num_scheduled_tokens is negative for requests {negative}")

@@ -78,8 +78,11 @@ class KeySorter:
 
     def __init__(self, policy: ModelCachePolicy) -> None:
         self._policy = policy
-        self._per_token: set[Key] = set()
+        self._per_token: dict[Key, bool] = {}
+        """What was decided of undeclared keys."""
         self._per_request: set[Key] = set()
+        """Tensors among the leftovers, by path, that are not sliced."""
+        self._before: tuple[dict[Key, bool], set[Key]] = ({}, set())
 
     def sort(self, hidden: Any, mm_outputs: Mapping[Key, Any] | None, layout: StepLayout, padded: int) -> Intake:
         """Sort a step's outputs.
@@ -98,14 +101,18 @@ class KeySorter:
             raise OmniPrefixCacheContractError(
                 f"step {layout.step_id}: mm_outputs is a {type(mm_outputs).__name__}, not a mapping of key to value"
             )
-        seen = (set(self._per_token), set(self._per_request))
+        self._before = (dict(self._per_token), set(self._per_request))
         try:
             for key, value in (mm_outputs or {}).items():
                 self._sort_one(key, value, count, layout, intake)
         except BaseException:
-            self._per_token, self._per_request = seen
+            self.undo()
             raise
         return intake
+
+    def undo(self) -> None:
+        """The step sorted last is not saved: what it taught about keys is forgotten."""
+        self._per_token, self._per_request = self._before
 
     def _hidden_rows(self, hidden: Any, count: TokenCount, layout: StepLayout) -> torch.Tensor | None:
         if hidden is None and count.unpadded == 0:
@@ -130,7 +137,7 @@ class KeySorter:
             raise OmniPrefixCacheContractError(
                 f"step {layout.step_id}: mm key {key!r} is the hidden states' own; rename the model's output"
             )
-        if value is None:
+        if value is None or self._emits_nothing(key, value, count):
             return
         if self._policy.is_declared_per_token(key):
             rows = self._declared_rows(key, value, count, layout)
@@ -161,27 +168,25 @@ class KeySorter:
 
     def _looks_per_token(self, key: Key, value: Any, count: TokenCount) -> bool:
         """Judge an undeclared key by shape; the first sight decides, a contradiction settles against."""
-        policy = self._policy
-        if policy.token_keys is not None or policy.is_declared_per_request(key) or count.unpadded == 0:
+        if self._policy.token_keys is not None or self._policy.is_declared_per_request(key) or count.unpadded == 0:
             return False
-        if not isinstance(value, torch.Tensor) or value.dim() < 2 or key in self._per_request:
-            return False
-        if value.shape[0] == 0:
-            return False  # emitted nothing this time, which decides nothing
-        if count.fits(value.shape[0]):
-            self._per_token.add(key)
-            return True
-        self._per_request.add(key)
-        if key in self._per_token:
-            self._per_token.discard(key)
+        fits = isinstance(value, torch.Tensor) and value.dim() > 1 and count.fits(value.shape[0])
+        before = self._per_token.get(key)
+        if before is not False and not _is_empty(value):
+            self._per_token[key] = fits
+        if before and not fits:
             logger.warning(
-                "mm key %r had one row a token before and has %d rows for %d tokens now: it is not cached any more. "
+                "mm key %r had one row a token before and is a %s for %d tokens now: it is not cached any more. "
                 "Declare it in ModelCachePolicy.token_keys or request_keys.",
                 key,
-                value.shape[0],
+                _describe(value),
                 count.unpadded,
             )
-        return False
+        return fits and before is not False
+
+    def _emits_nothing(self, key: Key, value: Any, count: TokenCount) -> bool:
+        """Whether a key with one row a token has none in this step, which decides nothing about it."""
+        return self._per_token.get(key, False) and (count.unpadded == 0 or _is_empty(value))
 
     def _one_each(self, key: Key, value: Any, layout: StepLayout) -> PerRequest:
         if not isinstance(value, (list, tuple)) or len(value) != len(layout.req_ids):
@@ -231,6 +236,10 @@ def to_host(value: Any, key: Key) -> Any:
             f"mm key {key!r} holds a {type(value).__name__} that cannot be copied ({error}); a value that outlives its "
             "step has to be a tensor, an array, a plain container or a deep-copyable object"
         ) from error
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == 0
 
 
 def _describe(value: Any) -> str:

@@ -8,6 +8,7 @@ on the engine thread; `materialize` and `discard_step` on any thread; the rest a
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ class StartedStep:
     step_id: StepId
     events: StepEvents
     layout: StepLayout | None = None
+    refused: str | None = None
+    """Why it cannot be saved."""
 
 
 class OmniPrefixCacheManager:
@@ -121,7 +124,8 @@ class OmniPrefixCacheManager:
 
         Raises:
             OmniPrefixCacheContractError: a request's entry cannot be used (a hit without the blocks for it). The
-                finished requests and every other request were taken in; the step cannot be saved.
+                finished requests and every other request were taken in; the step cannot be saved, and later hits on
+                what it computes fail.
             OmniPrefixCacheWriteError: a write failed.
         """
         self._check_usable()
@@ -138,7 +142,8 @@ class OmniPrefixCacheManager:
                 problems.append(str(error))
         if problems:
             self._machine.drop_starting()
-            raise OmniPrefixCacheContractError(f"step {step_id}: {'; '.join(problems)}")
+            self._started = StartedStep(step_id, events, refused="; ".join(problems))
+            raise OmniPrefixCacheContractError(f"step {step_id}: {self._started.refused}")
         self._machine.plan_reads()
         self._started = StartedStep(step_id, events)
 
@@ -177,12 +182,20 @@ class OmniPrefixCacheManager:
             raise OmniPrefixCacheContractError(
                 "save_outputs without new_step_starts: call new_step_starts(scheduler_output) once before each save"
             )
+        if started.refused is not None:
+            raise OmniPrefixCacheContractError(
+                f"step {started.step_id} cannot be saved, new_step_starts refused it: {started.refused}"
+            )
         layout = started.layout = self._lay_out(started)
         padded = self._check_counts(layout, num_tokens_unpadded, num_tokens_padded)
         intake = self._sorter.sort(hidden, mm_outputs, layout, padded)
-        for key, rows in intake.rows.items():
-            self._machine.pool.check(key, RowSpec.of(rows))
-        step_rows = self._land(layout, intake)
+        try:
+            for key, rows in intake.rows.items():
+                self._machine.pool.check(key, RowSpec.of(rows))
+            step_rows = self._land(layout, intake)
+        except BaseException:
+            self._sorter.undo()
+            raise
         try:
             task = self._machine.publish(step_rows, hands_hidden=self._policy.needs_full_hidden_states)
         except BaseException as error:
@@ -215,11 +228,7 @@ class OmniPrefixCacheManager:
             OmniPrefixCacheWriteError: a write failed.
         """
         self._check_usable()
-        if isinstance(req_ids, str):
-            raise OmniPrefixCacheContractError(
-                f"materialize takes a list of request ids, not the single string {req_ids!r}; pass [{req_ids!r}]"
-            )
-        wanted = tuple(dict.fromkeys(req_ids))
+        wanted = _as_req_ids(req_ids)
         machine = self._machine
         context = machine.take_step(step_id, wanted)
         try:
@@ -308,8 +317,9 @@ class OmniPrefixCacheManager:
         return layout
 
     def _check_counts(self, layout: StepLayout, unpadded: int, padded: int | None) -> int:
-        padded = unpadded if padded is None else padded
         step = f"step {layout.step_id}"
+        unpadded = _as_int(unpadded, f"{step}: num_tokens_unpadded")
+        padded = unpadded if padded is None else _as_int(padded, f"{step}: num_tokens_padded")
         if unpadded != layout.num_tokens:
             raise OmniPrefixCacheContractError(
                 f"{step}: num_tokens_unpadded is {unpadded}, but the scheduler output schedules {layout.num_tokens}"
@@ -360,3 +370,21 @@ class OmniPrefixCacheManager:
             self._device.copy_to_host(rows, out)
             self._counters.add("host_copies")
             self._counters.add("host_copy_bytes", out.numel() * out.element_size())
+
+
+def _as_req_ids(req_ids: Iterable[ReqId]) -> tuple[ReqId, ...]:
+    if not isinstance(req_ids, str):
+        try:
+            return tuple(dict.fromkeys(req_ids))
+        except TypeError:  # no iterable, or of things that are no ids
+            pass
+    raise OmniPrefixCacheContractError(
+        f"req_ids is {req_ids!r}; materialize takes a step id and a list of request ids: materialize(step_id, ['...'])"
+    )
+
+
+def _as_int(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise OmniPrefixCacheContractError(f"{name} is {value!r}, not an integer") from None

@@ -61,9 +61,10 @@ class StepTable:
 
     def take(self, step_id: StepId, req_ids: Iterable[ReqId] | None = None) -> StepContext:
         """Consume a step. A wrong id, or a request that the step did not have, is refused and consumes nothing."""
-        context = self._open.get(step_id)
+        known = isinstance(step_id, int)
+        context = self._open.get(step_id) if known else None
         if context is None:
-            issued = step_id in range(self._next)
+            issued = known and step_id in range(self._next)
             why = "was consumed already, or its save failed" if issued else "was never issued by save_outputs"
             raise OmniPrefixCacheContractError(
                 f"step id {step_id!r} {why}; each id goes to materialize or discard_step exactly once. "
