@@ -54,6 +54,7 @@ class EagerDriver:
         self.observers = tuple(observers)
         self.fail_next: str | None = None
         self._scheduled: Mapping[Req, int] | None = None
+        self._unsaved: tuple[Slot, ...] = ()
 
     # ------------------------------------------------------------------------- the public contract
 
@@ -64,15 +65,16 @@ class EagerDriver:
         """
         self.machine.check_usable()
         self._scheduled = None
-        self.do("abandon_reads")
+        self.give_up_step()
         self.finish_requests(start.finished)
+        self.machine.check_usable()
         problems = self.start_requests(start.admitted)
+        if problems:
+            self.do("abandon_reads")
+            raise OmniPrefixCacheContractError("; ".join(problems))
         for read, hit in tuple(self.machine.reads.items()):
             if hit.step is None:
                 self.do("plan_read", read)
-        self.machine.check_usable()
-        if problems:
-            raise OmniPrefixCacheContractError("; ".join(problems))
         self._scheduled = {req: n for req, n in start.scheduled.items() if n}
 
     def save_outputs(
@@ -115,7 +117,9 @@ class EagerDriver:
             for req, read in tuple(self.machine.steps[step].reads.items()):
                 if req in reqs:
                     self.wait("fetch_read", read)
-            return self.machine.outputs(step)
+            outputs = self.machine.outputs(step)
+            self.tell("outputs", (step, outputs), self.machine)
+            return outputs
         finally:
             self.do("release_step", step)
 
@@ -135,7 +139,19 @@ class EagerDriver:
             pass
         self.do("shut_down")
 
+    def forward_not_saved(self, slots: tuple[Slot, ...]) -> None:
+        """The engine computed these slots, and `save_outputs` is never called for them."""
+        self._unsaved = slots
+
     # ------------------------------------------------------------------------- the engine thread's parts
+
+    def give_up_step(self) -> None:
+        """A step that was never saved is over: its reads are dropped, and its slots claimed with no rows."""
+        self.do("abandon_reads")
+        if self._unsaved:
+            self.wait("preserve_reads", self._unsaved)
+            self.do("claim_slots", self.machine.next_id, self._unsaved, frozenset())
+            self._unsaved = ()
 
     def finish_requests(self, reqs: Sequence[Req]) -> None:
         """Seal what the finished requests wrote, and see it on its way."""
@@ -163,8 +179,8 @@ class EagerDriver:
             for kind, number in sorted(self.machine.log[oldest].holders):
                 if kind == "read":
                     self.wait("fetch_read", number)
-                elif (req := self.machine.tasks[number].req) is not None and self.machine.open_write.get(req) == number:
-                    self.do("seal_write", req)
+                elif number in self.machine.open_write.values():
+                    self.do("seal_write", self.machine.tasks[number].req)
             self.dispatch()
             while oldest in self.machine.log:
                 if not self.commit_some():
@@ -227,9 +243,13 @@ class EagerDriver:
         before = self.machine
         after: Machine = getattr(before, action)(*args)
         self.machine = after
-        for observer in self.observers:
-            observer(action, args, before, after)
+        self.tell(action, args, before)
         self.between()
+
+    def tell(self, action: str, args: tuple[Any, ...], before: Machine) -> None:
+        """Tell the observers of an action, or of the query `outputs`, that led to the present state."""
+        for observer in self.observers:
+            observer(action, args, before, self.machine)
 
     def wait(self, action: str, *args: Any) -> None:
         """Run an action once it is enabled. Only the committer can help; when it has nothing to do, time runs out."""

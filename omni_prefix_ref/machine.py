@@ -145,11 +145,11 @@ class Machine:
         hit span for a fresh hit; the gap for a resume with a hit larger than what was handed over.
         """
         size = self.settings.block_size
-        if computed > len(blocks) * size:
+        emitted = self.emitted.get(req, 0)
+        if computed > max(emitted, len(blocks) * size):
             raise OmniPrefixCacheContractError(
                 f"request {req!r} has {computed} computed tokens but a table of {len(blocks)} blocks of {size}"
             )
-        emitted = self.emitted.get(req, 0)
         state = replace(self, emitted=put(self.emitted, req, emitted))
         if computed <= emitted:
             return state

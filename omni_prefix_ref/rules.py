@@ -60,9 +60,9 @@ class Rules:
         if remember is not None:
             remember(args, before, after)
         for rule in (
+            self.planned_read_names_rows,
             self.rows_are_right,
             self.hit_is_whole_or_fatal,
-            self.planned_read_names_rows,
             self.one_writer,
             self.page_held_while_read,
             self.budget_charged_once,
@@ -108,6 +108,9 @@ class Rules:
 
     _on_discard_step = _on_take_step
 
+    def _on_outputs(self, args: tuple[Any, ...], _: Machine, after: Machine) -> None:
+        self.span_owed_until_emitted(after, *args)
+
     def _due_now(self, hit: HitRead) -> Due:
         tenancies = [self.told[slot][-1] if self.told.get(slot) else {} for slot in hit.slots]
         keys = {key for tenancy in tenancies for key in tenancy} | {HIDDEN_KEY}
@@ -116,7 +119,10 @@ class Rules:
     # ------------------------------------------------------------------------- the rules
 
     def rows_are_right(self, state: Machine) -> None:
-        """A committed row is its tenancy's; a planned row, fetched now or ever, is the row due when it was planned."""
+        """A committed row is its tenancy's; a planned row, fetched now or ever, is the row due when it was planned.
+
+        Once a write has failed, every public call raises and no plan is ever served.
+        """
         for key, column in state.occupancy.items():
             for slot, occupancy in enumerate(column):
                 if occupancy is Occupancy.COMMITTED:
@@ -124,7 +130,7 @@ class Rules:
                     found = state.pool[key][slot]
                     require("rows_are_right", found == due, f"{key} slot {slot}: pool has {found}, due {due}")
         for read, hit in state.reads.items():
-            if hit.plan is None or hit.failed:
+            if hit.plan is None or hit.failed or state.failure is not None:
                 continue
             for key in state.settings.key_names:
                 due_rows = self.due[read].get(key, (None,) * len(hit.slots))

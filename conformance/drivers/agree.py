@@ -1,0 +1,86 @@
+"""Reference model and production cache, side by side on one trace: outcomes and tables compared after every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from conformance.drivers.fast import FastDriver
+from conformance.drivers.reference import ReferenceDriver
+from conformance.schedules.driver import Outcome, Snapshot
+from conformance.schedules.generator import generate
+from conformance.schedules.replay import Judge
+from conformance.schedules.trace import WRITE, Event, Trace
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The first event after which the two differ, from each other or from what is due."""
+
+    index: int
+    event: Event
+    what: str
+
+    def __str__(self) -> str:
+        return f"event {self.index} ({self.event.event}): {self.what}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One seed's trace, compared."""
+
+    seed: int
+    counts: Counter[str]
+    events: int
+    disagreement: Disagreement | None
+
+
+def agree(trace: Trace, *, checked: bool = True) -> Disagreement | None:
+    """Apply a trace to both, event by event. `checked`: the reference's rules are checked too.
+
+    After a failed write only outcomes are compared: the contract says what calls answer then, not what tables hold.
+    """
+    reference = ReferenceDriver(trace.header, checked=checked)
+    fast = FastDriver(trace.header)
+    judge = Judge()
+    failed = False
+    for index, event in enumerate(trace.events):
+        expected, found = reference.apply(event), fast.apply(event)
+        failed = failed or WRITE in (expected.error, found.error)
+        if (what := _outcomes_differ(expected, found)) is not None:
+            return Disagreement(index, event, what)
+        if (mismatch := judge.judge(index, event, found)) is not None:
+            return Disagreement(index, event, f"both expected {mismatch.expected}, found {mismatch.found}")
+        if not failed and (what := _tables_differ(reference.snapshot(), fast.snapshot())) is not None:
+            return Disagreement(index, event, what)
+    return None
+
+
+def agree_on_seeds(first: int, count: int, *, checked: bool = True) -> Iterator[Compared]:
+    """Compare the traces of `count` seeds, one after another."""
+    for seed in range(first, first + count):
+        drawn = generate(seed)
+        yield Compared(seed, drawn.counts, len(drawn.trace.events), agree(drawn.trace, checked=checked))
+
+
+def _outcomes_differ(reference: Outcome, fast: Outcome) -> str | None:
+    if reference.error != fast.error:
+        return f"reference: {_told(reference)}; fast: {_told(fast)}"
+    if reference.due != fast.due:
+        return f"outputs: reference {reference.due}; fast {fast.due}"
+    return None
+
+
+def _told(outcome: Outcome) -> str:
+    return "no error" if outcome.error is None else f"{outcome.error} ({outcome.detail})"
+
+
+def _tables_differ(reference: Snapshot, fast: Snapshot) -> str | None:
+    for field in fields(Snapshot):
+        expected, found = getattr(reference, field.name), getattr(fast, field.name)
+        if field.name == "writes":
+            expected, found = sorted(expected, key=str), sorted(found, key=str)
+        if expected != found:
+            return f"{field.name}: reference {expected}; fast {found}"
+    return None

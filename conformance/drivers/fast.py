@@ -1,0 +1,310 @@
+"""Drives the production cache, eager: rows of a trace become tensors, scheduler events become scheduler outputs.
+
+Nothing waits: the runtime's clock stands still and its waits end at once, which is right for a cache that runs alone.
+Every tensor given to the cache is overwritten as soon as the call returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from conformance.schedules.driver import Outcome, Snapshot
+from conformance.schedules.oracle import HIDDEN_KEY
+from conformance.schedules.trace import (
+    Admission,
+    Discard,
+    Due,
+    Event,
+    Fail,
+    Header,
+    KeySetting,
+    Materialize,
+    Part,
+    Rest,
+    Save,
+    Shutdown,
+    Start,
+    Unsaved,
+)
+from omni_prefix_fast import (
+    ModelCachePolicy,
+    OmniPrefixCacheManager,
+    OmniPrefixCacheUnmatchError,
+    PrefixCacheConfig,
+    StageCacheOutputs,
+)
+from omni_prefix_fast import runtime as fast_runtime
+
+NEVER_ISSUED = 1 << 40
+LANE = 1_000_003
+"""What lane j of a row adds j times: small enough for a float32 to hold every lane exactly."""
+GARBAGE = -7
+
+
+class FastDriver:
+    """Applies a trace to `OmniPrefixCacheManager`."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.keys = {key.name: key for key in header.keys}
+        self._batch: Sequence[Part] = ()
+        self._steps: dict[int, int] = {}
+        self._fail: str | None = None
+        self.failed = False
+        config = PrefixCacheConfig(
+            num_blocks=header.num_blocks,
+            block_size=header.block_size,
+            gpu_staging_bytes=header.budget_bytes,
+            staging_depth=header.staging_depth,
+            staging_capacity_tokens=header.page_rows,
+        )
+        self.cache = OmniPrefixCacheManager(config, self, eager=True, runtime=StandingRuntime(), trace=self._on_action)
+        mm = [key for key in header.keys if key.name != HIDDEN_KEY]
+        self.cache.register_policy(
+            ModelCachePolicy(
+                needs_full_hidden_states=HIDDEN_KEY in self.keys,
+                token_keys=frozenset(key.name for key in mm if not key.deferred),
+                deferred_keys=frozenset(key.name for key in mm if key.deferred),
+            )
+        )
+
+    # ------------------------------------------------------------------------- the driver
+
+    def apply(self, event: Event) -> Outcome:
+        """Apply one event."""
+        try:
+            outputs = self._call(event)
+        except OmniPrefixCacheUnmatchError as error:
+            self.failed = self.failed or type(error).__name__ == "OmniPrefixCacheWriteError"
+            return Outcome(error=type(error).__name__, detail=str(error))
+        return Outcome(due=None if outputs is None else self._due(outputs))
+
+    def snapshot(self) -> Snapshot:
+        """The manager's tables."""
+        seen = self.cache.inspect()
+        state = {task: found.value for task, found in seen.tasks.items()}
+        open_ids = {task for task, _ in seen.open_writes.values()}
+        writes: list[tuple[str | None, int, str]] = [
+            (req, write_n, state[task]) for req, (task, write_n) in seen.open_writes.items()
+        ]
+        writes += [(None, 0, found) for task, found in state.items() if task not in open_ids]
+        return Snapshot(
+            version=seen.version,
+            occupancy={
+                key: tuple(o.name.lower() for o in column) for key, column in seen.occupancy.items() if any(column)
+            },
+            writes=tuple(writes),
+            unfetched=seen.pins,
+            charged=seen.charged,
+            pages_held=sum(bool(holders) for holders in seen.pages),
+            emitted=dict(seen.emitted),
+        )
+
+    # ------------------------------------------------------------------------- the engine's batch
+
+    def batch_req_ids(self) -> list[str]:
+        """Requests of the batch, in row order."""
+        return [part.req for part in self._batch]
+
+    def step_slots_cpu(self, req_ids: Sequence[str], num_scheduled: Mapping[str, int]) -> torch.Tensor:
+        """Slots of the step's tokens."""
+        slots = {part.req: part.slots for part in self._batch}
+        assert all(len(slots[req]) == num_scheduled[req] for req in req_ids), "the trace contradicts itself"
+        return torch.tensor([slot for req in req_ids for slot in slots[req]], dtype=torch.int64)
+
+    # ------------------------------------------------------------------------- events
+
+    def _call(self, event: Event) -> StageCacheOutputs | None:
+        match event:
+            case Start():
+                self.cache.new_step_starts(scheduler_output(event))
+            case Save():
+                self._save(event)
+            case Unsaved():
+                self._batch = event.batch
+            case Materialize():
+                return self.cache.materialize(self._steps.get(event.label, NEVER_ISSUED), event.reqs)
+            case Discard():
+                self.cache.discard_step(self._steps.get(event.label, NEVER_ISSUED))
+            case Fail():
+                self._fail = event.stage
+            case Rest():
+                if not self.failed:
+                    self._check_at_rest()
+            case Shutdown():
+                self.cache.shutdown()
+        return None
+
+    def _save(self, event: Save) -> None:
+        self._batch = event.batch
+        count = sum(len(part.slots) for part in event.batch)
+        tensors: dict[str, torch.Tensor] = {}
+        for name, rows in event.rows.items():
+            key = self.keys[name]
+            padded = count if key.deferred else event.padded
+            tensors[name] = encode(key, rows, padded, event.widths.get(name, key.width))
+        live = dict(tensors)
+        hidden = tensors.pop(HIDDEN_KEY, None)
+        try:
+            self._steps[event.label] = self.cache.save_outputs(
+                hidden, tensors, num_tokens_unpadded=count, num_tokens_padded=event.padded
+            )
+        finally:
+            for tensor in live.values():
+                tensor.fill_(GARBAGE)
+
+    def _due(self, outputs: StageCacheOutputs) -> Due:
+        rows: dict[str, dict[str, list[int]]] = {}
+        if outputs.hidden_states:
+            rows[HIDDEN_KEY] = {
+                req: decode(self.keys[HIDDEN_KEY], value) for req, value in outputs.hidden_states.items()
+            }
+        for name, payloads in outputs.mm_outputs.items():
+            if payloads:
+                rows[name] = {req: decode(self.keys[name], value) for req, value in payloads.items()}
+            for req, column in rows.get(name, {}).items():
+                start, end = outputs.mm_spans[name][req]
+                assert start == outputs.spans[req][0], f"{name} of {req} starts at {start}, span {outputs.spans[req]}"
+                assert end - start == len(column), f"{name} of {req}: {len(column)} rows for {start}..{end}"
+        return Due(rows=rows, spans=dict(outputs.spans))
+
+    def _on_action(self, action: str, _: Mapping[str, object]) -> None:
+        """The trace sink, which is where a copy or a pool write can be made to fail."""
+        if self._fail is not None and action == {"copy": "finish_copy", "write": "write_pool"}[self._fail]:
+            stage, self._fail = self._fail, None
+            raise OSError(f"the {stage} was made to fail")
+
+    def _check_at_rest(self) -> None:
+        seen = self.cache.inspect()
+        left = {
+            "tasks": seen.tasks,
+            "emitted": seen.emitted,
+            "charged": seen.charged,
+            "chunks": seen.chunks,
+            "unconsumed": seen.unconsumed,
+            "reads": seen.reads,
+            "pages": tuple(holders for holders in seen.pages if holders),
+            "pins": any(seen.pins),
+        }
+        found = {name: value for name, value in left.items() if value}
+        assert not found, f"left behind at rest: {found}"
+
+
+def scheduler_output(event: Start) -> Any:
+    """A scheduler output as vLLM shapes it."""
+    new = [a for a in event.admitted if not a.resumed]
+    resumed = [a for a in event.admitted if a.resumed]
+    cached: list[tuple[str, int, list[int] | None]] = [(a.req, a.computed, a.blocks) for a in resumed]
+    cached += [(req, computed, None) for req, computed in event.running.items()]
+    return SimpleNamespace(
+        finished_req_ids=list(event.finished),
+        scheduled_new_reqs=[_new(a) for a in new],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[req for req, _, _ in cached],
+            num_computed_tokens=[computed for _, computed, _ in cached],
+            new_block_ids=[None if blocks is None else (blocks,) for _, _, blocks in cached],
+            resumed_req_ids={a.req for a in resumed},
+        ),
+        num_scheduled_tokens=dict(event.scheduled),
+        total_num_scheduled_tokens=sum(event.scheduled.values()),
+    )
+
+
+def _new(admission: Admission) -> Any:
+    blocks = None if admission.blocks is None else (admission.blocks,)
+    return SimpleNamespace(
+        req_id=admission.req, num_computed_tokens=admission.computed, block_ids=blocks, prompt_token_ids=None
+    )
+
+
+def encode(key: KeySetting, rows: Sequence[int], padded: int, width: int) -> torch.Tensor:
+    """Rows as a tensor `(padded, width)`, with garbage in the padding. Lane j of row r is `r + j * LANE`."""
+    dtype = torch.float32 if key.item_bytes == 4 else torch.int64
+    tensor = torch.full((padded, width), GARBAGE, dtype=dtype)
+    lanes = torch.arange(width, dtype=torch.int64) * LANE
+    if rows:
+        tensor[: len(rows)] = (torch.tensor(rows, dtype=torch.int64).unsqueeze(1) + lanes).to(dtype)
+    return tensor
+
+
+def decode(key: KeySetting, value: torch.Tensor) -> list[int]:
+    """The rows of a tensor. Raises `AssertionError` where it holds what no row looks like."""
+    assert value.dim() == 2, f"{key.name} has shape {tuple(value.shape)}, width {key.width} is due"
+    assert value.shape[1] == key.width, f"{key.name} has shape {tuple(value.shape)}, width {key.width} is due"
+    whole = value.to(torch.int64)
+    rows: list[int] = whole[:, 0].tolist()
+    lanes = torch.arange(key.width, dtype=torch.int64) * LANE
+    zero = (whole == 0).all(dim=1)
+    sound = (whole == whole[:, :1] + lanes).all(dim=1) | zero
+    assert bool(sound.all()), f"{key.name}: rows torn, or never written: {value[~sound].tolist()}"
+    return rows
+
+
+class StandingRuntime:
+    """A runtime for one thread: the clock stands still, and a wait that would block ends at once, empty-handed."""
+
+    def monotonic(self) -> float:
+        """Always the same moment."""
+        return 0.0
+
+    def lock(self, name: str) -> fast_runtime.Lock:
+        """A lock; in one thread it is never contended."""
+        return _FreeLock(name)
+
+    def condition(self, name: str) -> fast_runtime.Condition:
+        """A condition whose waits end at once."""
+        return _StandingCondition(name)
+
+    def event(self, name: str) -> fast_runtime.Event:
+        """An event whose waits end at once."""
+        return _StandingEvent(name)
+
+
+class _FreeLock:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ARG002
+        taken = self._lock.acquire(blocking=False)
+        assert taken, f"lock {self._name!r} is taken twice by one thread"
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _StandingCondition(_FreeLock):
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None, f"a wait on {self._name!r} has no limit"
+        return False
+
+    def notify_all(self) -> None:
+        """Nobody waits."""
+
+
+class _StandingEvent:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None, f"a wait on {self._name!r} has no limit"
+        return self._set

@@ -1,0 +1,361 @@
+"""Random traces: an environment that keeps vLLM's rules, and calls of the cache in every order the contract allows.
+
+A seed is a trace: `generate(seed)` draws the sizes of the cache, then requests, then steps. What is drawn now and then:
+same-step hits, chunked prefill, preemption (resumed requests are told as resumed or as new), aborts, streaming
+continuations, ids used again, finished ids told late, blocks that were filled from outside, mm keys that only some
+steps emit, small budgets, few staging pages, late and out-of-order and partial and discarded materialize, calls that
+the contract refuses, full staging pools, failing writes, shutdown.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from conformance.schedules.blocks import Blocks
+from conformance.schedules.content import Prefix
+from conformance.schedules.oracle import HIDDEN_KEY, Delivery, Oracle, Served, due_of
+from conformance.schedules.scheduler import Limits, Placed, Request, Scheduler
+from conformance.schedules.trace import (
+    CLOSED,
+    CONTRACT,
+    TIMEOUT,
+    Admission,
+    Discard,
+    Event,
+    Fail,
+    Header,
+    KeySetting,
+    Materialize,
+    Part,
+    Rest,
+    Save,
+    Shutdown,
+    Start,
+    Trace,
+    Unsaved,
+)
+
+FEED = KeySetting(name="feed", width=1, item_bytes=8)
+CODES = KeySetting(name="codes", width=2, item_bytes=8, deferred=True)
+TONES = KeySetting(name="tones", width=1, item_bytes=8, deferred=True)
+HIDDEN = KeySetting(name=HIDDEN_KEY, width=2, item_bytes=4)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A trace, and how often it holds what traces are made for."""
+
+    trace: Trace
+    counts: Counter[str]
+
+
+def generate(seed: int) -> Generated:
+    """The trace of a seed."""
+    return _Generator(seed).run()
+
+
+@dataclass
+class _Chances:
+    """How likely each thing is, drawn once a trace so that traces differ in kind."""
+
+    abort: float
+    preempt: float
+    late_report: float
+    stream: float
+    unsaved: float
+    misuse: float
+    partial: float
+    discard: float
+    hoard: float
+    """Leave steps unconsumed for as long as the staging pool lets them be."""
+    emit: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def draw(cls, rng: random.Random, keys: list[KeySetting]) -> _Chances:
+        def some(*values: float) -> float:
+            return rng.choice(values)
+
+        return cls(
+            abort=some(0.0, 0.05, 0.15),
+            preempt=some(0.0, 0.05, 0.2),
+            late_report=some(0.0, 0.3, 0.6),
+            stream=some(0.0, 0.0, 0.3),
+            unsaved=some(0.0, 0.0, 0.0, 0.0, 0.1),
+            misuse=some(0.0, 0.03, 0.1),
+            partial=some(0.0, 0.2),
+            discard=some(0.0, 0.1, 0.3),
+            hoard=some(0.2, 0.6, 0.9),
+            emit={k.name: 1.0 if k.name == HIDDEN_KEY else some(0.2, 0.5, 0.8, 1.0) for k in keys},
+        )
+
+
+class _Generator:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        rng = self.rng = random.Random(f"omni-prefix trace {seed}")
+        keys = [HIDDEN, FEED, CODES, TONES] if rng.random() < 0.85 else [FEED, CODES, TONES]
+        self.chances = _Chances.draw(rng, keys)
+        block_size = rng.choice((1, 2, 2, 4))
+        num_blocks = rng.randint(4, 10)
+        max_tokens = rng.randint(2, 12)
+        self.header = Header(
+            seed=seed,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            keys=keys,
+            staging_depth=rng.randint(1, 4),
+            page_rows=max_tokens + rng.randrange(3),
+            budget_bytes=rng.choice((0, 48, 96, 160, 400, 100_000)),
+        )
+        self.limits = Limits(max_tokens, rng.randint(1, 4), rng.choice((2, 4, max_tokens)), rng.choice((2, 2, 3)))
+        self.blocks = Blocks(num_blocks, block_size, rng if rng.random() < 0.4 else None)
+        self.scheduler = Scheduler(self.blocks, self.limits, rng)
+        self.oracle = Oracle([key.name for key in keys])
+        self.tell_resumed_as_new = rng.random() < 0.4
+        self.capacity = num_blocks * block_size
+        self.documents = [self._tokens(self.capacity) for _ in range(rng.randint(1, 3))]
+        self.events: list[Event] = []
+        self.counts: Counter[str] = Counter()
+        self.ended: list[str] = []
+        """Ids whose requests ended and were not reported yet."""
+        self.open: dict[int, dict[str, Delivery]] = {}
+        """Steps saved and not consumed, by label, with what each request is owed."""
+        self.consumed: list[int] = []
+        self.labels = 0
+        self.fail_at = rng.randrange(3, 20) if rng.random() < 0.12 else None
+
+    def run(self) -> Generated:
+        """Draw the whole trace."""
+        if self.rng.random() < 0.1:
+            self._load_from_outside()
+        for index in range(self.rng.randint(6, 24)):
+            if index == self.fail_at:
+                self.events.append(Fail(stage=self.rng.choice(("copy", "write"))))
+                self.counts["failures"] += 1
+            self._arrive()
+            self._interfere()
+            self._step()
+            self._consume_some()
+        self._end()
+        self.counts["preemptions"] = self.scheduler.preemptions
+        self.counts["hit rows"] = self.oracle.hit_rows
+        return Generated(Trace(header=self.header, events=self.events), self.counts)
+
+    # ------------------------------------------------------------------------- requests
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self.rng.randrange(self.limits.vocabulary) for _ in range(count))
+
+    def _arrive(self) -> None:
+        while len(self.scheduler.requests) < 5 and self.rng.random() < 0.6:
+            alive = {request.req for request in self.scheduler.requests}
+            req = self.rng.choice([f"r{i}" for i in range(8) if f"r{i}" not in alive])
+            salt = self.rng.choice((0, 0, 0, 1))
+            shared = self.rng.choice(self.documents)[: self.rng.randint(0, self.capacity - 3)]
+            tail = self._tokens(self.rng.randint(0 if shared else 1, 3))
+            prompt = (shared + tail)[: self.capacity - 2]
+            chunks: tuple[tuple[int, ...], ...] = ()
+            if self.rng.random() < self.chances.stream:
+                chunks = tuple(self._tokens(self.rng.randint(1, 3)) for _ in range(self.rng.randint(1, 2)))
+            room = self.capacity - len(prompt) - sum(len(chunk) + 3 for chunk in chunks)
+            if room < 0:
+                chunks, room = (), self.capacity - len(prompt)
+            length = len(prompt) + self.rng.randint(0, min(room, 4))
+            self.scheduler.add(Request(req, (salt, *prompt), length, chunks))
+
+    def _interfere(self) -> None:
+        """Aborts and preemptions between steps."""
+        for request in list(self.scheduler.requests):
+            if self.rng.random() < self.chances.abort:
+                self._abort(request)
+            elif request.status == "running" and self.rng.random() < self.chances.preempt:
+                self.scheduler.preempt(request)
+
+    def _abort(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        self.ended.append(request.req)
+        self.counts["aborts"] += 1
+
+    def _load_from_outside(self) -> None:
+        size = self.blocks.block_size
+        for _ in range(self.rng.randint(1, 2)):
+            prefix: Prefix = (0, *self.rng.choice(self.documents)[:size])
+            if prefix not in self.blocks.published and self.blocks.load(prefix) is not None:
+                self.counts["blocks filled from outside"] += 1
+
+    # ------------------------------------------------------------------------- one step
+
+    def _step(self) -> None:
+        placed = self.scheduler.schedule()
+        if not placed and self.scheduler.requests and self.rng.random() < 0.5:
+            # Nobody can go on: streaming requests hold all blocks. An engine gives up on one of them.
+            self._abort(self.rng.choice(self.scheduler.requests))
+        again = {part.request.req for part in placed if part.kind == "new"}
+        told = [req for req in self.ended if req in again or self.rng.random() >= self.chances.late_report]
+        self.ended = [req for req in self.ended if req not in told]
+        if not placed and not told:
+            return
+        finished = [*dict.fromkeys(told)]
+        if self.rng.random() < 0.05:
+            finished.append("never seen")
+        for req in told:
+            self.oracle.forget(req)
+        self._start(finished, placed)
+        if placed and self.rng.random() < self.chances.unsaved:
+            for part in placed:
+                self.oracle.computed(self._slots(part)[part.start :], part.request.content, part.start, ())
+            parts = [Part(req=p.request.req, start=p.start, slots=self._slots(p)[p.start :]) for p in placed]
+            self.events.append(Unsaved(batch=parts))
+            self.counts["unsaved steps"] += 1
+            self.ended += [request.req for request in self.scheduler.forward_done(placed)]
+        elif placed:
+            self._save(placed)
+            ended = self.scheduler.forward_done(placed)
+            self.ended += [request.req for request in ended]
+
+    def _start(self, finished: list[str], placed: list[Placed]) -> None:
+        admitted = [self._admission(part) for part in placed if part.kind != "running"]
+        event = Start(
+            finished=finished,
+            admitted=admitted,
+            running={part.request.req: part.start for part in placed if part.kind == "running"},
+            scheduled={part.request.req: part.count for part in placed},
+        )
+        wrong = [i for i, a in enumerate(admitted) if a.computed]
+        if wrong and self.rng.random() < self.chances.misuse:
+            at = self.rng.choice(wrong)
+            owed = self.oracle.offered(admitted[at].req) < admitted[at].computed
+            bad = admitted[at].model_copy(update={"blocks": self.rng.choice((None, [])) if owed else None})
+            self.events.append(
+                event.model_copy(update={"admitted": [*admitted[:at], bad, *admitted[at + 1 :]], "error": CONTRACT})
+            )
+            self.counts["refused calls"] += 1
+        self.events.append(event)
+        self.counts.update(f"{part.kind} admissions" for part in placed if part.kind != "running")
+
+    def _admission(self, part: Placed) -> Admission:
+        resumed = part.kind == "resumed" and not self.tell_resumed_as_new
+        return Admission(req=part.request.req, computed=part.start, blocks=list(part.blocks), resumed=resumed)
+
+    def _save(self, placed: list[Placed]) -> None:
+        batch = self.rng.sample(placed, len(placed))
+        emits = frozenset(name for name, chance in self.chances.emit.items() if self.rng.random() < chance)
+        count = sum(part.count for part in batch)
+        slots = {part.request.req: self._slots(part) for part in batch}
+        writers = {slot for part in batch for slot in slots[part.request.req][part.start :]}
+        rows: dict[str, list[int]] = {key: [] for key in self.oracle.keys if key in emits}
+        for part in batch:
+            mine = slots[part.request.req][part.start :]
+            for key, column in self.oracle.computed(mine, part.request.content, part.start, rows).items():
+                rows[key].extend(column)
+        deliveries: dict[str, Delivery] = {}
+        for part in batch:
+            req, end = part.request.req, part.start + part.count
+            served = Served(req, part.request.content, slots[req], part.start, end, part.kind != "running")
+            deliveries[req] = self.oracle.deliver(served, emits)
+        self._count_hits(batch, slots, deliveries, writers)
+        parts = [Part(req=p.request.req, start=p.start, slots=list(slots[p.request.req][p.start :])) for p in batch]
+        event = Save(
+            label=self.labels,
+            batch=parts,
+            padded=min(count + self.rng.choice((0, 0, 1)), self.header.page_rows),
+            rows=rows,
+        )
+        self._save_wrongly(event)
+        self.events.append(event)
+        self.open[self.labels] = deliveries
+        self.labels += 1
+        self.counts["steps"] += 1
+
+    def _save_wrongly(self, event: Save) -> None:
+        """Before a save: calls that are refused and change nothing, and a save that finds no page."""
+        if event.rows and self.rng.random() < self.chances.misuse:
+            key = self.rng.choice(sorted(event.rows))
+            width = next(k.width for k in self.header.keys if k.name == key)
+            seen = any(key in e.rows for e in self.events if isinstance(e, Save) and not e.error)
+            if seen:
+                self.events.append(event.model_copy(update={"widths": {key: width + 1}, "error": CONTRACT}))
+                self.counts["refused calls"] += 1
+        if len(self.open) == self.header.staging_depth:
+            if self.rng.random() < 0.3:
+                self.events.append(event.model_copy(update={"error": TIMEOUT}))
+                self.counts["full staging pools"] += 1
+            while len(self.open) == self.header.staging_depth or self.rng.random() < 0.3 * bool(self.open):
+                self._consume(self.rng.choice(list(self.open)))
+
+    def _slots(self, part: Placed) -> list[int]:
+        size = self.blocks.block_size
+        return [part.blocks[p // size] * size + p % size for p in range(part.start + part.count)]
+
+    def _count_hits(
+        self,
+        batch: list[Placed],
+        slots: dict[str, list[int]],
+        deliveries: dict[str, Delivery],
+        writers: set[int],
+    ) -> None:
+        for part in batch:
+            begin = deliveries[part.request.req].span[0]
+            hit = slots[part.request.req][begin : part.start]
+            if hit:
+                self.counts["hits"] += 1
+                self.counts["same-step hits"] += bool(writers.intersection(hit))
+                self.counts["gaps of a resume"] += part.kind == "resumed" and begin > 0
+            self.counts["lost hits"] += deliveries[part.request.req].lost
+
+    # ------------------------------------------------------------------------- consuming steps
+
+    def _consume_some(self) -> None:
+        if self.rng.random() < self.chances.misuse:
+            self._consume_wrongly()
+        while self.open and self.rng.random() > self.chances.hoard:
+            self._consume(self.rng.choice(list(self.open)))
+
+    def _consume(self, label: int) -> None:
+        deliveries = self.open.pop(label)
+        self.consumed.append(label)
+        self.counts["late consumers"] += label < self.labels - 1
+        if self.rng.random() < self.chances.discard:
+            self.events.append(Discard(label=label))
+            self.counts["discards"] += 1
+            return
+        reqs = self.rng.sample(list(deliveries), len(deliveries))
+        if self.rng.random() < self.chances.partial:
+            reqs = reqs[: self.rng.randint(0, len(reqs))]
+        due, error = due_of(deliveries, reqs)
+        self.events.append(Materialize(label=label, reqs=reqs, due=due, error=error))
+
+    def _consume_wrongly(self) -> None:
+        """Calls that are refused: an id consumed before, an id never issued, a request outside the snapshot."""
+        wrong = self.rng.choice(("consumed", "unknown", "stranger", "save"))
+        if wrong == "consumed" and self.consumed:
+            label = self.rng.choice(self.consumed)
+            self.events.append(
+                self.rng.choice(
+                    (Materialize(label=label, reqs=[], error=CONTRACT), Discard(label=label, error=CONTRACT))
+                )
+            )
+        elif wrong == "unknown":
+            self.events.append(Materialize(label=-1, reqs=[], error=CONTRACT))
+        elif wrong == "stranger" and self.open:
+            label = self.rng.choice(list(self.open))
+            self.events.append(Materialize(label=label, reqs=[*self.open[label], "stranger"], error=CONTRACT))
+        elif wrong == "save" and isinstance(self.events[-1] if self.events else None, Save):
+            self.events.append(Save(label=-1, batch=[], padded=0, rows={}, error=CONTRACT))
+        else:
+            return
+        self.counts["refused calls"] += 1
+
+    def _end(self) -> None:
+        for request in list(self.scheduler.requests):
+            self._abort(request)
+        finished = [*dict.fromkeys(self.ended)]
+        self.rng.shuffle(finished)
+        self.events.append(Start(finished=finished))
+        for label in self.rng.sample(list(self.open), len(self.open)):
+            self._consume(label)
+        self.events.append(Rest())
+        if self.rng.random() < 0.3:
+            self.events += [Shutdown(), Shutdown(), Start(error=CLOSED), Discard(label=-1, error=CLOSED)]

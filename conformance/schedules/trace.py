@@ -1,0 +1,196 @@
+"""A trace: what an engine asks of the cache, event by event, with the outcome due. JSON lines, one event a line.
+
+The first line is the header. Rows are numbers that stand for a row's content (see `content`); each driver makes of them
+what its cache stores. A step is named by a *label*, the ordinal of its save; drivers map labels to step ids. Unknown
+fields and other versions are refused, so that an old trace never means something new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+CONTRACT = "OmniPrefixCacheContractError"
+ROW = "OmniPrefixCacheRowError"
+WRITE = "OmniPrefixCacheWriteError"
+TIMEOUT = "OmniPrefixCacheStagingTimeoutError"
+CLOSED = "OmniPrefixCacheClosedError"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class KeySetting(_Record):
+    """One per-token output. `width` lanes of `item_bytes` bytes each."""
+
+    name: str
+    width: int
+    item_bytes: int
+    deferred: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.item_bytes
+
+
+class Header(_Record):
+    """Sizes and bounds of the cache that the trace is for, and where the trace came from."""
+
+    event: Literal["header"] = "header"
+    version: Literal[1] = 1
+    seed: int
+    block_size: int
+    num_blocks: int
+    keys: list[KeySetting]
+    staging_depth: int
+    page_rows: int
+    budget_bytes: int
+
+
+class Admission(_Record):
+    """A request placed in the batch with its whole block table; `resumed` says how the engine tells it."""
+
+    req: str
+    computed: int
+    blocks: list[int] | None
+    resumed: bool = False
+
+
+class Start(_Record):
+    """A step starts. `running` gives the computed tokens of scheduled requests that are not admitted anew."""
+
+    event: Literal["start"] = "start"
+    finished: list[str] = []
+    admitted: list[Admission] = []
+    running: dict[str, int] = {}
+    scheduled: dict[str, int] = {}
+    error: str | None = None
+
+
+class Part(_Record):
+    """One request's part of a step: the first position that it computes, and the slots of all."""
+
+    req: str
+    start: int
+    slots: list[int]
+
+
+class Save(_Record):
+    """A step is saved under a label. `widths` overrides the width of a key, to ask for a refusal."""
+
+    event: Literal["save"] = "save"
+    label: int
+    batch: list[Part]
+    padded: int
+    rows: dict[str, list[int]]
+    widths: dict[str, int] = {}
+    error: str | None = None
+
+
+class Unsaved(_Record):
+    """The engine computed a step, and the cache is never given its rows."""
+
+    event: Literal["unsaved"] = "unsaved"
+    batch: list[Part]
+
+
+class Due(_Record):
+    """What a step has to hand over: rows by key and request, spans by request."""
+
+    rows: dict[str, dict[str, list[int]]]
+    spans: dict[str, tuple[int, int]]
+
+
+class Materialize(_Record):
+    """A step's rows of some requests are asked for."""
+
+    event: Literal["materialize"] = "materialize"
+    label: int
+    reqs: list[str]
+    due: Due | None = None
+    error: str | None = None
+
+
+class Discard(_Record):
+    """A step is consumed without handing anything over."""
+
+    event: Literal["discard"] = "discard"
+    label: int
+    error: str | None = None
+
+
+class Fail(_Record):
+    """The next copy, or the next pool write, fails.
+
+    From here on each call is right, or raises the write's error; once one has raised it, all do.
+    """
+
+    event: Literal["fail"] = "fail"
+    stage: Literal["copy", "write"]
+
+
+class Rest(_Record):
+    """Every request has finished and every step is consumed: nothing may be left behind."""
+
+    event: Literal["rest"] = "rest"
+
+
+class Shutdown(_Record):
+    event: Literal["shutdown"] = "shutdown"
+
+
+Event: TypeAlias = Start | Save | Unsaved | Materialize | Discard | Fail | Rest | Shutdown
+_LINE: TypeAdapter[Header | Event] = TypeAdapter(Annotated[Header | Event, Field(discriminator="event")])
+
+
+class Trace(_Record):
+    """A header and its events."""
+
+    header: Header
+    events: list[Event]
+
+    def lines(self) -> Iterator[str]:
+        """The trace as JSON lines."""
+        for record in (self.header, *self.events):
+            # Defaults stay out; the discriminator and the version are told always.
+            told = record.model_dump(exclude_defaults=True) | {"event": record.event}
+            if isinstance(record, Header):
+                told["version"] = record.version
+            yield json.dumps(dict(sorted(told.items(), key=lambda item: item[0] != "event")))
+
+    def write(self, path: Path) -> None:
+        """Write the trace to a file, whole."""
+        path.write_text("".join(f"{line}\n" for line in self.lines()), encoding="utf-8")
+
+
+def parse(lines: Iterable[str]) -> Trace:
+    """Read a trace. Raises `ValueError` with the line number of what cannot be read."""
+    header: Header | None = None
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = _LINE.validate_json(line)
+        except ValueError as error:
+            raise ValueError(f"line {number} of the trace: {error}") from error
+        if isinstance(record, Header) != (header is None):
+            raise ValueError(f"line {number} of the trace: the first line is the header, and no other is")
+        if isinstance(record, Header):
+            header = record
+        else:
+            events.append(record)
+    if header is None:
+        raise ValueError("the trace is empty")
+    return Trace(header=header, events=events)
+
+
+def read(path: Path) -> Trace:
+    """Read a trace from a file."""
+    with path.open(encoding="utf-8") as file:
+        return parse(file)
