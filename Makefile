@@ -9,7 +9,6 @@ MAKEFLAGS += --no-print-directory
 export PYTHON ?= python3
 # One thread makes runs comparable, and on the CPU bit-identical.
 export OMP_NUM_THREADS ?= 1
-export PYTHONDONTWRITEBYTECODE ?= 1
 
 DEV := .venv/bin
 VLLM := .venv-vllm/bin

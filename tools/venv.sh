@@ -28,7 +28,8 @@ fi
 total=$(grep -c -E '^[A-Za-z0-9]' "$lock")
 echo "[2/3] installing $total pinned packages from $lock; the log is $log"
 # pip's own output goes to the log; one line a download shows that it moves.
-pip() { "$dir/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@"; }
+# Bytecode is left to the first import: of a large library only a part is ever imported.
+pip() { "$dir/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --no-compile "$@"; }
 if ! pip "$@" -r "$lock" 2>&1 | tee "$log" | awk -v total="$total" '
     /^(Collecting|Requirement already satisfied: )/ { n++ }
     /^ *Downloading .* \([0-9.]+ MB\)/ { big = $NF == "MB)" && substr($(NF - 1), 2) + 0 >= 20
