@@ -14,15 +14,16 @@ makes such rows, anything else is handed to the cache as it is. `start` and `sav
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeAlias
 
 import torch
 
 from omni_prefix_fast import ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig, StageCacheOutputs
-from omni_prefix_fast.device import Device
+from omni_prefix_fast.device import Device, HostDevice
 from omni_prefix_fast.metrics import TraceSink
 from omni_prefix_fast.runtime import Runtime
 
@@ -281,3 +282,120 @@ class Engine:
     def mm(self, step_id: int, key: str, req_id: str) -> list[int]:
         """Materialize a step for one request: the values of its rows of a per-token mm key."""
         return column(self.take(step_id, req_id).mm_outputs[key][req_id])
+
+
+class ManualLock:
+    """A lock that tells instead of hanging: taking a held one without a time limit fails the test."""
+
+    def __init__(self, runtime: ManualRuntime, name: str) -> None:
+        self._runtime, self._name = runtime, name
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        assert not blocking or timeout >= 0, f"waiting for {self._name!r} without a limit would hang"
+        if blocking:
+            self._runtime.pass_time(timeout, self._name)
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.release()
+
+
+class ManualCondition(ManualLock):
+    """Waiting passes time; a notification is seen if it comes while it passes."""
+
+    def __init__(self, runtime: ManualRuntime, name: str) -> None:
+        super().__init__(runtime, name)
+        self._notified = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None, f"waiting on {self._name!r} without a limit"
+        self._notified = False
+        self.release()
+        self._runtime.pass_time(timeout, self._name)
+        self.acquire()
+        return self._notified
+
+    def notify_all(self) -> None:
+        self._notified = True
+
+
+class ManualEvent:
+    """Waiting passes time."""
+
+    def __init__(self, runtime: ManualRuntime, name: str) -> None:
+        self._runtime, self._name, self._set = runtime, name, False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None, f"waiting for {self._name!r} without a limit"
+        if not self._set:
+            self._runtime.pass_time(timeout, self._name)
+        return self._set
+
+
+class ManualRuntime:
+    """A clock that only moves when somebody waits. For one thread; `meanwhile` is what the others do during a wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waited: list[tuple[str, float]] = []
+        self.meanwhile: Callable[[str], None] | None = None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_time(self, seconds: float, name: str) -> None:
+        self.waited.append((name, seconds))
+        if self.meanwhile is not None:
+            self.meanwhile(name)
+        self.now += seconds
+
+    def lock(self, name: str) -> ManualLock:
+        return ManualLock(self, name)
+
+    def condition(self, name: str) -> ManualCondition:
+        return ManualCondition(self, name)
+
+    def event(self, name: str) -> ManualEvent:
+        return ManualEvent(self, name)
+
+
+class FaultyDevice(HostDevice):
+    """A device of which chosen operations raise. `faults`: which call of which operation, counted from 1."""
+
+    def __init__(self, **faults: int) -> None:
+        self.faults = faults
+        self.calls: dict[str, int] = {}
+
+    def _count(self, operation: str) -> None:
+        self.calls[operation] = self.calls.get(operation, 0) + 1
+        if self.calls[operation] == self.faults.get(operation):
+            raise OSError(f"{operation} call {self.calls[operation]} was made to fail")
+
+    def clone(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        self._count("clone")
+        return super().clone(rows, dtype)
+
+    def copy_to_host(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        self._count("copy_to_host")
+        super().copy_to_host(rows, out)
+
+    def gather_to_host(self, parts: Sequence[torch.Tensor], chunk_bytes: int) -> torch.Tensor:
+        self._count("gather_to_host")
+        return super().gather_to_host(parts, chunk_bytes)
