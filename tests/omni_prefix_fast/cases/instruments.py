@@ -241,9 +241,9 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", v) for key, v in value.items()]
+        return [("[]", v) for v in value.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return [(f"[{i}]", v) for i, v in enumerate(value)]
+        return [("[]", v) for v in value]
     if isinstance(value, MethodType):
         return [(".__self__", value.__self__)]
     names = [*getattr(value, "__dict__", ())]
@@ -253,36 +253,36 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return [(f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
 
 
-def walk(root: Any) -> dict[str, Any]:
-    """Every object that `root` holds, however deep, under the path that leads to it first."""
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
+def walk(root: Any, *, leave_out: Sequence[Any] = ()) -> list[tuple[str, Any]]:
+    """Every object that `root` holds, however deep, once, with a path that leads to it."""
+    found: list[tuple[str, Any]] = []
+    seen = {id(thing) for thing in leave_out}
     queue = deque([("", root)])
     while queue:
         path, value = queue.popleft()
         if isinstance(value, _LEAVES) or id(value) in seen:
             continue
         seen.add(id(value))
-        found[path] = value
+        found.append((path, value))
         if not isinstance(value, (torch.Tensor, np.ndarray)):
             queue.extend((path + part, inner) for part, inner in _parts(value))
     return found
 
 
-def container_sizes(root: Any) -> dict[str, int]:
-    """Number of entries of every container and array that `root` holds, by path."""
-    return {
-        path: len(value)
-        for path, value in walk(root).items()
-        if isinstance(value, (Mapping, list, tuple, set, frozenset, deque, np.ndarray, torch.Tensor))
-    }
+def container_sizes(root: Any, *, leave_out: Sequence[Any] = ()) -> Counter[str]:
+    """Entries of all containers and arrays that `root` holds, by path; elements of a container share one path."""
+    sizes: Counter[str] = Counter()
+    for path, value in walk(root, leave_out=leave_out):
+        if isinstance(value, (Mapping, list, tuple, set, frozenset, deque, np.ndarray, torch.Tensor)):
+            sizes[path] += len(value)
+    return +sizes
 
 
 def tensor_bytes(root: Any) -> int:
     """Bytes of the storages behind all tensors that `root` holds, each storage once."""
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in walk(root).values()
+        for _, t in walk(root)
         if isinstance(t, torch.Tensor)
     }
     return sum(storages.values())
