@@ -1,8 +1,10 @@
 """The commands of ``omni-prefix``."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -37,6 +39,12 @@ def needs(extra: str, *, target: str = "venv") -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
+def require(package: str) -> None:
+    """Fail as an import would, without importing: some packages want a prepared process."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         try:
@@ -69,3 +77,33 @@ def demo(
     console.print()
     agreed = run_requests(console, seed=seed, requests=requests)
     raise typer.Exit(0 if shown and agreed else 1)
+
+
+@app.command("demo-vllm")
+def demo_vllm(seed: SeedOption = 0) -> None:
+    """The same comparison on a real vLLM engine on the CPU, with a tiny random model."""
+    with needs("vllm", target="venv-vllm"):
+        require("vllm")
+        from conformance.demo.vllm import run_vllm
+    raise typer.Exit(0 if run_vllm(Console(), seed=seed) else 1)
+
+
+@app.command()
+def agree(
+    seed: SeedOption = 0,
+    traces: Annotated[int, typer.Option(min=1, help="How many random traces to compare.")] = 200,
+) -> None:
+    """The reference model and the production cache on the same random traces, compared after every event."""
+    with needs("conformance"):
+        from rich.progress import track
+
+        from conformance.drivers.agree import agree_on_seeds
+    # Some traces call things in the wrong order on purpose; what the cache logs about that is no news here.
+    logging.getLogger("omni_prefix_fast").setLevel(logging.ERROR)
+    events = 0
+    for compared in track(agree_on_seeds(seed * 100_000, traces), "traces", total=traces, console=Console()):
+        if compared.disagreement is not None:
+            typer.echo(f"seed {compared.seed}: {compared.disagreement}", err=True)
+            raise typer.Exit(1)
+        events += compared.events
+    typer.echo(f"{traces} traces, {events:,} events: reference model and production cache agree")
