@@ -150,15 +150,16 @@ def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[i
 
     Returns int64 `(sum(counts),)`. Raises `OmniPrefixCacheContractError` for a position beyond the table's width.
     """
-    ends = np.cumsum(counts)
+    lengths = np.asarray(counts, dtype=np.int64)
+    ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+    positions = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
     blocks = positions // block_size
     if total and int(blocks.max()) >= table.shape[1]:
         raise OmniPrefixCacheContractError(
             f"position {int(positions.max())} lies beyond the block table of {table.shape[1]} blocks of {block_size}"
         )
-    slots = table[np.repeat(rows, counts), blocks].astype(np.int64) * block_size + positions % block_size
+    slots = table[np.repeat(rows, lengths), blocks].astype(np.int64) * block_size + positions % block_size
     return torch.from_numpy(slots)
 
 
