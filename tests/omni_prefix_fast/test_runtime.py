@@ -1,0 +1,51 @@
+"""The runtime's primitives: every wait is bounded."""
+
+import pytest
+
+from omni_prefix_fast.runtime import Deadline, Runtime, ThreadRuntime
+from tests.omni_prefix_fast.harness import ManualRuntime
+
+BRIEF_S = 0.01
+
+
+@pytest.mark.parametrize("runtime", [ThreadRuntime(), ManualRuntime()], ids=["threads", "manual"])
+def test_every_wait_ends(runtime: Runtime) -> None:
+    """An event nobody sets, a lock nobody releases and a condition nobody notifies all give up at their limit."""
+    assert not runtime.event("never").wait(BRIEF_S)
+    lock = runtime.lock("held")
+    with lock:
+        assert not lock.acquire(timeout=BRIEF_S)
+        assert not lock.acquire(blocking=False)
+    assert lock.acquire(timeout=BRIEF_S)
+    condition = runtime.condition("quiet")
+    with condition:
+        assert not condition.wait(BRIEF_S)
+
+
+@pytest.mark.parametrize("runtime", [ThreadRuntime(), ManualRuntime()], ids=["threads", "manual"])
+def test_event_stays_set(runtime: Runtime) -> None:
+    """A set event never makes anybody wait again."""
+    event = runtime.event("done")
+    assert not event.is_set()
+    event.set()
+    assert event.is_set()
+    assert event.wait(0)
+
+
+def test_clock_does_not_go_back() -> None:
+    """Time only rises."""
+    runtime = ThreadRuntime()
+    readings = [runtime.monotonic() for _ in range(100)]
+    assert readings == sorted(readings)
+
+
+def test_deadline_is_shared_by_all_waits() -> None:
+    """Several waits of one call together take no longer than its deadline; what is left never falls below zero."""
+    runtime = ManualRuntime()
+    deadline = Deadline(runtime, 5.0)
+    left = []
+    for _ in range(4):
+        left.append(deadline.remaining())
+        runtime.now += 2.0
+    assert left == [5.0, 3.0, 1.0, 0.0]
+    assert deadline.seconds == 5.0
