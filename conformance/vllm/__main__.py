@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 
 from conformance.vllm.environment import prepare
-from conformance.vllm.workloads import BY_NAME
+from conformance.vllm.workloads import BY_NAME, V2_NAMES, WORKLOADS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,16 +23,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     chosen = parser.parse_args(arguments)
     prepare(chosen.runner)
-    from conformance.vllm.run import run_workload  # noqa: PLC0415 - vLLM must not be imported before
+    from conformance.vllm.run import Comparison  # noqa: PLC0415 - vLLM must not be imported before
 
+    everyday = V2_NAMES if chosen.runner == "v2" else [workload.name for workload in WORKLOADS]
     failed = 0
-    for name in chosen.workload or BY_NAME:
-        report = run_workload(BY_NAME[name], chosen.runner, seed=chosen.seed)
-        failed += not report.ok
-        print(json.dumps(asdict(report)) if chosen.json else report.line(), flush=True)
-        if not chosen.json:
-            for problem in (*report.problems, *(f"did not happen: {name}" for name in report.missing)):
-                print(f"  {problem}", flush=True)
+    with Comparison(chosen.runner) as comparison:
+        for name in chosen.workload or everyday:
+            report = comparison.run(BY_NAME[name], seed=chosen.seed)
+            failed += not report.ok
+            print(json.dumps(asdict(report)) if chosen.json else report.text(), flush=True)
     return int(failed > 0)
 
 

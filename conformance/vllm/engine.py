@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,9 @@ class EngineSettings:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Any further argument of `vllm.LLM`."""
 
-    def without_cache(self) -> EngineSettings:
-        """The engine to compare with: prefix caching off, room for everything, nothing late or deferred."""
-        policy = dict(self.omni_prefix.get("policy", DECLARED_KEYS))
-        policy.pop("deferred_keys", None)
-        values = asdict(self) | {
-            "prefix_caching": False,
-            "num_blocks": 512,
-            "long_prefill_token_threshold": 0,
-            "omni_prefix": {"policy": policy},
-        }
-        return EngineSettings(**values)
+
+REFERENCE = EngineSettings(num_blocks=512, prefix_caching=False)
+"""The engine to compare with: prefix caching off, room for everything, nothing late, nothing deferred."""
 
 
 @dataclass(slots=True)
@@ -119,6 +111,7 @@ class StepEngine:
 
         from conformance.vllm.worker import LOAD_FORMAT  # noqa: PLC0415
 
+        self.settings = settings
         self.recorder = Recorder()
         self.requests: dict[str, Request] = {}
         self._parent = tempfile.TemporaryDirectory(prefix="omni-prefix-")

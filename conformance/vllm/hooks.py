@@ -56,7 +56,6 @@ def prefix_hashes(hidden_states: torch.Tensor, batch: StepBatch) -> dict[str, An
     if any(asks_for_sometimes(int(t[0])) for t in tokens):
         outputs[SOMETIMES_KEY] = stack(SOMETIMES_KEY)
         EMITTED_SOMETIMES.extend(
-            (r, start, start + count)
-            for r, start, count in zip(batch.req_ids, batch.starts, batch.counts, strict=True)
+            (r, start, start + count) for r, start, count in zip(batch.req_ids, batch.starts, batch.counts, strict=True)
         )
     return outputs

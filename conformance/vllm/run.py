@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from conformance.vllm import hooks
-from conformance.vllm.engine import EngineSettings, Request, StepEngine
+from conformance.vllm.engine import REFERENCE, Request, StepEngine
 from conformance.vllm.environment import RunnerKind
 from conformance.vllm.recorder import Received, rows_equal
 from conformance.vllm.truth import SOMETIMES_KEY, TOKEN_KEYS, true_rows
@@ -47,6 +47,8 @@ class Report:
     rows_again: int = 0
     zero_rows: int = 0
     """Rows of a key that were zeros because the request had hit blocks without it."""
+    slots_checked: int = 0
+    """Slots that were compared with the engine's own slot mapping."""
     late: int = 0
     """The most steps between a step and its handover."""
     seconds: float = 0.0
@@ -73,6 +75,11 @@ class Report:
             + f", late={self.late}, rows from cache={self.rows_served}, compared={self.rows_compared}, "
             f"differences={self.differences}, gaps={self.gaps}, {self.seconds:.1f} s"
         )
+
+    def text(self) -> str:
+        """The line, and what went wrong below it."""
+        wrong = [*self.problems, *(f"{name} is zero: the workload did not do what it is for" for name in self.missing)]
+        return "\n  ".join([self.line(), *wrong])
 
 
 def drive(engine: StepEngine, phases: Phases, progress: Progress | None = None) -> None:
@@ -113,59 +120,87 @@ class Reference:
     tokens: dict[str, tuple[int, ...]]
 
 
-def reference(phases: Phases, settings: EngineSettings, kind: RunnerKind, progress: Progress | None = None) -> Reference:
-    """Run every job to its end without prefix caching."""
-    jobs = [Job(job.req_id, job.prompt, job.max_tokens) for phase in phases for job in phase]
-    with StepEngine(settings.without_cache(), kind) as engine:
-        drive(engine, [jobs], progress)
-    hidden = {}
-    for req_id, got in engine.received().items():
-        request = engine.requests[req_id]
-        if HIDDEN_KEY in got.keys:
-            kept = got.keys[HIDDEN_KEY]
-            if kept.gaps(request.computed):
-                raise RuntimeError(f"without prefix caching {req_id} lacks rows: the comparison would be void")
-            hidden[req_id] = kept.rows
-    return Reference(hidden, {r.req_id: r.tokens for r in engine.requests.values()})
+class Comparison:
+    """Runs workloads, each on an engine of its own, against one engine without prefix caching that all of them share.
 
-
-def run_workload(
-    workload: Workload, kind: RunnerKind, *, seed: int | None = None, progress: Progress | None = None
-) -> Report:
-    """Run one workload with the cache and without, and compare.
-
-    Args:
-        workload: what to run.
-        kind: the model runner; the process must be one for it.
-        seed: of the jobs; the workload's own if left out.
-        progress: called as requests end, in both runs.
+    That one stays up, which also makes the others start in a fraction of a second. Jobs that were run on it before,
+    with the same seed, are not run again.
     """
-    chosen = workload.seed if seed is None else seed
-    report = Report(workload.name, kind, chosen)
-    began = time.monotonic()
-    phases = workload.jobs(random.Random(chosen))
-    expected = reference(phases, workload.engine, kind, progress)
-    hooks.EMITTED_SOMETIMES.clear()
-    with StepEngine(workload.engine, kind) as engine:
-        drive(engine, phases, progress)
-        engine.close()  # a builder thread may still be handing over
+
+    def __init__(self, kind: RunnerKind) -> None:
+        """Start the engine to compare with. The process must be one for that kind of runner."""
+        self.kind: RunnerKind = kind
+        self._engine = StepEngine(REFERENCE, kind)
+        self._known: dict[tuple[str, int], Reference] = {}
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._engine.close()
+
+    def run(self, workload: Workload, *, seed: int | None = None, progress: Progress | None = None) -> Report:
+        """Run one workload with the cache and compare every row.
+
+        Args:
+            workload: what to run.
+            seed: of the jobs; the workload's own if left out.
+            progress: called as requests end, in both runs.
+        """
+        chosen = workload.seed if seed is None else seed
+        report = Report(workload.name, self.kind, chosen)
+        began = time.monotonic()
+        phases = workload.jobs(random.Random(chosen))
+        with StepEngine(workload.engine, self.kind) as engine:
+            # In this order: an engine that is closed takes vLLM's process groups with it, and the next one brings them.
+            expected = self._reference(workload, chosen, phases, progress)
+            hooks.EMITTED_SOMETIMES.clear()
+            drive(engine, phases, progress)
+            engine.close()  # a builder thread may still be handing over
         emitted = list(hooks.EMITTED_SOMETIMES)
         _compare(engine, expected, emitted, report)
         report.counts = {name: int(value) for name, value in asdict(engine.counts).items()}
+        report.slots_checked = engine.worker.slots_checked
         report.late = engine.link.handover.statistics().largest_lateness
         report.rows_served = engine.recorder.rows - engine.counts.rows_computed
         report.rows_again = engine.recorder.rows_again
         report.problems += engine.recorder.problems[:10]
-    if engine.recorder.rows_changed:
-        report.differences += engine.recorder.rows_changed
-        report.problems.append(f"{engine.recorder.rows_changed} rows differ from an earlier delivery of the same row")
-    report.missing = [name for name in workload.must if report.value(name) <= 0]
-    report.seconds = time.monotonic() - began
-    return report
+        if engine.recorder.rows_changed:
+            report.differences += engine.recorder.rows_changed
+            report.problems.append(f"{engine.recorder.rows_changed} rows differ from an earlier delivery of themselves")
+        report.missing = [name for name in ("slots_checked", *workload.must) if report.value(name) <= 0]
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _reference(self, workload: Workload, seed: int, phases: Phases, progress: Progress | None) -> Reference:
+        """Every job, run to its end without prefix caching."""
+        known = (workload.jobs.__name__, seed)
+        if known not in self._known:
+            prefix = f"{len(self._known)}."
+            jobs = [Job(prefix + job.req_id, job.prompt, job.max_tokens) for phase in phases for job in phase]
+            drive(self._engine, [jobs], progress)
+            self._known[known] = self._collect(prefix)
+        return self._known[known]
+
+    def _collect(self, prefix: str) -> Reference:
+        hidden = {}
+        tokens = {}
+        for req_id, got in self._engine.received().items():
+            if not req_id.startswith(prefix):
+                continue
+            request = self._engine.requests[req_id]
+            kept = got.keys[HIDDEN_KEY]
+            if not request.finished or kept.gaps(request.computed):
+                raise RuntimeError(f"without prefix caching {req_id} lacks rows: the comparison would be void")
+            name = req_id.removeprefix(prefix)
+            hidden[name] = kept.rows
+            tokens[name] = request.tokens
+        return Reference(hidden, tokens)
 
 
 def _compare(engine: StepEngine, expected: Reference, emitted: list[tuple[str, int, int]], report: Report) -> None:
     received: dict[str, Received] = engine.received()
+    hands_hidden = engine.settings.omni_prefix.get("policy", {}).get("needs_full_hidden_states", True)
     for req_id, request in engine.requests.items():
         report.requests += 1
         report.aborts += request.aborted and not request.finished
@@ -174,7 +209,7 @@ def _compare(engine: StepEngine, expected: Reference, emitted: list[tuple[str, i
         for key in (HIDDEN_KEY, *TOKEN_KEYS):
             if key in got.keys:
                 _compare_key(key, request, got, expected, report)
-        _check_whole(request, got, expected, report)
+        _check_whole(request, got, report, hidden=hands_hidden)
     for internal, start, end in emitted:
         _check_emitted(internal, start, end, engine, report)
 
@@ -208,10 +243,10 @@ def _compare_key(key: str, request: Request, got: Received, expected: Reference,
         report.problems.append(f"{request.req_id}: {key} differs at {len(at)} positions, {at[0]}..{at[-1]}")
 
 
-def _check_whole(request: Request, got: Received, expected: Reference, report: Report) -> None:
+def _check_whole(request: Request, got: Received, report: Report, *, hidden: bool) -> None:
     """No position of a finished request was left out, and none before the last one of an aborted request."""
     keys = set(TOKEN_KEYS) - {SOMETIMES_KEY}
-    if expected.hidden:
+    if hidden:
         keys.add(HIDDEN_KEY)
     for key in keys:
         kept = got.keys.get(key)

@@ -15,6 +15,7 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from conformance.vllm.observer import Observer
 from omni_prefix_fast.vllm.cpu_worker import OmniPrefixCPUWorker
+from omni_prefix_fast.vllm.runner import StageLink
 
 LOAD_FORMAT = "omni_prefix_spread"
 
@@ -36,12 +37,32 @@ class SpreadWeights(DummyModelLoader):
 
 
 class ObservedWorker(OmniPrefixCPUWorker):
-    """The worker under test, with an observer that sees each scheduler output first."""
+    """The worker under test. An observer sees each scheduler output first; slots are checked against the engine's own."""
 
     observer: Observer | None = None
+    slots_checked: int = 0
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Count, then run."""
+        """Count, run, check."""
         if self.observer is not None:
             self.observer.observe(scheduler_output)
-        return super().execute_model(scheduler_output)
+        result = super().execute_model(scheduler_output)
+        link = self.model_runner.omni_prefix
+        if link is not None and link.cached and self.model_runner.execute_model_state is not None:
+            self._check_slots(link, scheduler_output)
+        return result
+
+    def _check_slots(self, link: StageLink, scheduler_output: Any) -> None:
+        """The slots that the cache reads from the batch are those where the forward put its keys and values."""
+        view: Any = link.adapter.view
+        ours = view.step_slots_cpu(view.batch_req_ids(), scheduler_output.num_scheduled_tokens)
+        runner = self.model_runner
+        if hasattr(runner, "input_batch"):
+            theirs = runner.input_batch.block_table[0].slot_mapping.cpu
+        else:
+            theirs = runner.block_tables.slot_mappings[0].cpu()
+        if not torch.equal(ours, theirs[: len(ours)].to(torch.int64)):
+            raise AssertionError(
+                f"the cache reads slots {ours.tolist()}, the engine used {theirs[: len(ours)].tolist()}"
+            )
+        self.slots_checked += len(ours)

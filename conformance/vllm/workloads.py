@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.vllm.engine import BLOCK_SIZE, DECLARED_KEYS, VOCABULARY, EngineSettings
@@ -157,7 +157,9 @@ def _sometimes_mixed(rng: random.Random) -> Phases:
     prefixes = [_prompt(rng, 96, odd=i % 2 == 0) for i in range(4)]
     return [
         [
-            Job(f"p{p}r{i}", rng.choice(prefixes)[:64] + _prompt(rng, rng.randrange(1, 50)), 8, arrives=rng.randrange(9))
+            Job(
+                f"p{p}r{i}", rng.choice(prefixes)[:64] + _prompt(rng, rng.randrange(1, 50)), 8, arrives=rng.randrange(9)
+            )
             for i in range(8)
         ]
         for p in range(3)
@@ -188,6 +190,22 @@ def _mixture(rng: random.Random) -> Phases:
             ]
         phases.append(jobs)
     return phases
+
+
+def _small_mixture(rng: random.Random) -> Phases:
+    """The mixture with fewer and shorter requests, for a runner whose steps are slow."""
+    prefixes = [_prompt(rng, rng.choice((64, 96)), odd=i % 2 == 0) for i in range(3)]
+    jobs = []
+    for i in range(12):
+        prefix = rng.choice(prefixes)
+        prompt = prefix[: rng.randrange(32, len(prefix) + 1)] + _prompt(rng, rng.randrange(1, 40))
+        arrives = rng.randrange(8)
+        abort = rng.randrange(1, 8) if i % 4 == 3 else None
+        jobs += [
+            Job(f"r{i}c{c}", prompt, rng.randrange(6, 20), arrives=arrives, abort_after=abort)
+            for c in range(2 if i % 3 == 0 else 1)
+        ]
+    return [jobs]
 
 
 # ------------------------------------------------------------------------------------------------------- the table
@@ -310,7 +328,9 @@ WORKLOADS: tuple[Workload, ...] = (
         seed=13,
     ),
     Workload("late-1-inline", "handed over one step late", _mixed(_late(1, "engine")), _mixture, (*_CHURN, "late"), 14),
-    Workload("late-2-inline", "handed over two steps late", _mixed(_late(2, "engine")), _mixture, (*_CHURN, "late"), 15),
+    Workload(
+        "late-2-inline", "handed over two steps late", _mixed(_late(2, "engine")), _mixture, (*_CHURN, "late"), 15
+    ),
     Workload("thread", "handed over on a builder thread", _mixed(_late(0, "thread")), _mixture, _CHURN, 16),
     Workload(
         "late-1-thread",
@@ -330,4 +350,37 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
 )
 
-BY_NAME = {workload.name: workload for workload in WORKLOADS}
+_SLOW = EngineSettings(num_blocks=13, max_num_batched_tokens=128, max_num_seqs=6, max_model_len=256)
+
+SLOW_RUNNER_WORKLOADS: tuple[Workload, ...] = (
+    Workload(
+        "small-deferred-late-2-thread",
+        "everything at once, deferred keys, two steps late on a builder thread",
+        replace(_SLOW, omni_prefix=_late(2, "thread") | _DEFERRED),
+        _small_mixture,
+        ("hits", "same_step_hits", "preemptions", "resumes", "aborts", "blocks_reused", "late"),
+        21,
+    ),
+    Workload(
+        "small-late-1-inline",
+        "everything at once, one step late",
+        replace(_SLOW, omni_prefix=_late(1, "engine")),
+        _small_mixture,
+        ("hits", "same_step_hits", "preemptions", "resumes", "aborts", "blocks_reused", "late"),
+        21,
+    ),
+)
+"""Stand for the larger mixtures on a runner whose steps are slow: V2, whose kernels are interpreted on a CPU."""
+
+V2_NAMES = (
+    "identical-at-once",
+    "chunked-prefill",
+    "long-prefills-preempted",
+    "aborts",
+    "key-sometimes-recycled",
+    "block-edges",
+    *(workload.name for workload in SLOW_RUNNER_WORKLOADS),
+)
+"""What is run on the V2 runner every day."""
+
+BY_NAME = {workload.name: workload for workload in (*WORKLOADS, *SLOW_RUNNER_WORKLOADS)}

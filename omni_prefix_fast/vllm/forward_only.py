@@ -69,13 +69,14 @@ class ForwardOnly:
                 f"step {step_id}: {int(offsets[-1])} tokens are scheduled but num_tokens_unpadded={num_tokens_unpadded}"
             )
         layout = StepLayout(
-            step_id,
-            req_ids,
-            {r: i for i, r in enumerate(req_ids)},
-            tuple(counts),
-            tuple(int(at) for at in offsets),
-            tuple(self._computed[r] for r in req_ids),
-            np.empty(0, dtype=np.int64),
+            step_id=step_id,
+            req_ids=req_ids,
+            index={r: i for i, r in enumerate(req_ids)},
+            counts=tuple(counts),
+            offsets=tuple(int(at) for at in offsets),
+            starts=tuple(self._computed[r] for r in req_ids),
+            ends=tuple(self._computed[r] + n for r, n in zip(req_ids, counts, strict=True)),
+            slots=np.empty(0, dtype=np.int64),  # nothing is kept by slot
         )
         intake = self._sorter.sort(hidden, mm_outputs, layout, num_tokens_padded)
         rows = {key: tensor.detach().to("cpu", copy=True) for key, tensor in intake.rows.items()}
@@ -91,7 +92,7 @@ class ForwardOnly:
         if saved is None:
             raise OmniPrefixCacheContractError(f"step {step_id} was never saved, or was consumed before")
         layout = saved.layout
-        spans = {r: (layout.starts[i], layout.starts[i] + layout.counts[i]) for r, i in layout.index.items()}
+        spans = {r: (layout.starts[i], layout.ends[i]) for r, i in layout.index.items()}
         by_key: dict[Key, dict[ReqId, Any]] = {
             key: {r: tensor[layout.rows(r)].clone() for r in req_ids} for key, tensor in saved.rows.items()
         }
