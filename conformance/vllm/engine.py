@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from conformance.vllm.environment import RunnerKind, prepare
 from conformance.vllm.observer import Counts, Observer
@@ -191,7 +191,7 @@ class StepEngine:
             finally:
                 self._parent.cleanup()
 
-    def __enter__(self) -> StepEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -7,6 +7,7 @@ do is decided when they are imported.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from importlib.util import find_spec
@@ -57,9 +58,12 @@ def prepare(kind: RunnerKind) -> None:
 
 def _add_cpu_backend_to_triton() -> None:
     """Make Triton's interpreter usable without an accelerator: it asks the active backend for the device's name."""
-    import triton.backends as backends  # noqa: PLC0415 - the V2 runner alone needs Triton
+    # By name: Triton comes with vLLM, and types are checked without it.
+    backends: Any = importlib.import_module("triton.backends")
+    targets: Any = importlib.import_module("triton.backends.compiler")
+    base: type = backends.DriverBase
 
-    class InterpreterDriver(backends.DriverBase):  # type: ignore[misc,name-defined]
+    class InterpreterDriver(base):
         """Answers what the interpreter and vLLM ask of a driver."""
 
         def __init__(self) -> None:
@@ -73,9 +77,7 @@ def _add_cpu_backend_to_triton() -> None:
             return ty
 
         def get_current_target(self) -> Any:
-            from triton.backends.compiler import GPUTarget  # noqa: PLC0415
-
-            return GPUTarget("cpu", 0, 0)
+            return targets.GPUTarget("cpu", 0, 0)
 
         def get_active_torch_device(self) -> torch.device:
             return torch.device("cpu")

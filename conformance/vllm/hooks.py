@@ -21,7 +21,6 @@ from conformance.vllm.truth import (
 )
 from omni_prefix_fast.vllm.runner import StepBatch
 
-
 EMITTED_SOMETIMES: list[tuple[str, int, int]] = []
 """Positions `(req_id, start, end)` that were computed in steps which emitted `SOMETIMES_KEY`. A run clears it."""
 
@@ -35,7 +34,7 @@ def _tokens(batch: StepBatch, i: int) -> npt.NDArray[np.int64]:
         row = runner.input_batch.token_ids_cpu[runner.input_batch.req_id_to_index[req_id]]
         return np.asarray(row[:end], dtype=np.int64)
     states = runner.req_states
-    return states.all_token_ids.gpu[states.req_id_to_index[req_id], :end].cpu().numpy().astype(np.int64)
+    return np.asarray(states.all_token_ids.gpu[states.req_id_to_index[req_id], :end].cpu().numpy(), dtype=np.int64)
 
 
 def prefix_hashes(hidden_states: torch.Tensor, batch: StepBatch) -> dict[str, Any]:  # noqa: ARG001 - the hook's shape

@@ -7,11 +7,13 @@ prefix caching, each mm row is the hash of the request's own tokens.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -133,7 +135,7 @@ class Comparison:
         self._engine = StepEngine(REFERENCE, kind)
         self._known: dict[tuple[str, int], Reference] = {}
 
-    def __enter__(self) -> Comparison:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -196,6 +198,20 @@ class Comparison:
             hidden[name] = kept.rows
             tokens[name] = request.tokens
         return Reference(hidden, tokens)
+
+
+@functools.cache
+def _shared_comparison(kind: RunnerKind) -> Comparison:
+    comparison = Comparison(kind)
+    atexit.register(comparison.__exit__)
+    return comparison
+
+
+def run_workload(
+    workload: Workload, kind: RunnerKind, *, seed: int | None = None, progress: Progress | None = None
+) -> Report:
+    """`Comparison.run`, on one comparison that stays up as long as the process."""
+    return _shared_comparison(kind).run(workload, seed=seed, progress=progress)
 
 
 def _compare(engine: StepEngine, expected: Reference, emitted: list[tuple[str, int, int]], report: Report) -> None:

@@ -37,7 +37,7 @@ class SpreadWeights(DummyModelLoader):
 
 
 class ObservedWorker(OmniPrefixCPUWorker):
-    """The worker under test. An observer sees each scheduler output first; slots are checked against the engine's own."""
+    """The worker under test: an observer sees each scheduler output, and slots are checked against the engine's own."""
 
     observer: Observer | None = None
     slots_checked: int = 0

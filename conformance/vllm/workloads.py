@@ -211,15 +211,15 @@ def _small_mixture(rng: random.Random) -> Phases:
 # ------------------------------------------------------------------------------------------------------- the table
 
 _SMALL = EngineSettings(num_blocks=17, max_num_seqs=8)
-_DEFERRED: Mapping[str, Any] = {"policy": DECLARED_KEYS | {"deferred_keys": [CODES_KEY, HASH_KEY]}}
-_TIGHT_BUDGET: Mapping[str, Any] = _DEFERRED | {"cache": {"gpu_staging_bytes": 4096}}
-_NO_HIDDEN: Mapping[str, Any] = {
+_DEFERRED: dict[str, Any] = {"policy": DECLARED_KEYS | {"deferred_keys": [CODES_KEY, HASH_KEY]}}
+_TIGHT_BUDGET: dict[str, Any] = _DEFERRED | {"cache": {"gpu_staging_bytes": 4096}}
+_NO_HIDDEN: dict[str, Any] = {
     "policy": DECLARED_KEYS | {"deferred_keys": [CODES_KEY], "needs_full_hidden_states": False}
 }
 _CHURN = ("hits", "same_step_hits", "preemptions", "resumes", "aborts", "blocks_reused", "chunked_prefills")
 
 
-def _late(lag: int, on: str) -> Mapping[str, Any]:
+def _late(lag: int, on: str) -> dict[str, Any]:
     return {"materialize_lag": lag, "materialize_on": on}
 
 
