@@ -58,3 +58,12 @@ def test_help_needs_no_torch() -> None:
     """Commands import their own part only when they run."""
     code = "import sys; import conformance.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_the_demo_without_torch_says_so() -> None:
+    """Exit status 2 and one sentence, where torch is not installed."""
+    code = "import sys; sys.modules['torch'] = None; from conformance.cli import app; app(['demo'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 2
+    assert "needs the package 'torch'" in result.stderr
+    assert "Traceback" not in result.stderr
