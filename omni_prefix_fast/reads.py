@@ -10,7 +10,7 @@ fetched (`PreserveReads` in docs/machine.md), chunks never change, and holes sta
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -200,3 +200,5 @@ class HitRead:
         for plan in self.plans.values():
             for part in plan.log:
                 log.release(part.chunk)
+        # The bytes of a chunk are given back with its last holder: no plan may keep its tensors alive.
+        self.plans = {key: replace(plan, log=()) for key, plan in self.plans.items()}
