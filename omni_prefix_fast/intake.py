@@ -198,7 +198,9 @@ class KeySorter:
 
     def _leftover(self, path: Key, value: Any, count: TokenCount, whole: bool, layout: StepLayout) -> Leftover:
         if isinstance(value, dict):
-            return {k: self._leftover(f"{path}/{k}", v, count, whole, layout) for k, v in value.items()}
+            # Entries that are named after requests share one path, or this would remember every request for ever.
+            paths = {k: f"{path}/{'*' if k in layout.index else k}" for k in value}
+            return {k: self._leftover(paths[k], v, count, whole, layout) for k, v in value.items()}
         if isinstance(value, torch.Tensor) and value.numel() and value.dim() and not whole and count.unpadded:
             if value.shape[0] == count.unpadded and path not in self._per_request:
                 return Sliced(to_host(value, path))
