@@ -293,6 +293,6 @@ def census(*modules: str) -> Counter[str]:
     counted: Counter[str] = Counter()
     for thing in gc.get_objects():
         cls = type(thing)
-        if cls is torch.Tensor or cls.__module__.startswith(modules):
+        if cls is torch.Tensor or str(cls.__module__).startswith(modules):
             counted[cls.__qualname__] += 1
     return counted

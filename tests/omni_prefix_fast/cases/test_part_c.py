@@ -237,7 +237,7 @@ def test_E47_positions_beyond_the_owned_slots_are_refused_not_read(blocks: list[
     output.scheduled_new_reqs[0].block_ids = (blocks,)
     output.scheduled_new_reqs[0].num_computed_tokens = hit
     before = engine.cache.inspect()
-    with pytest.raises(OmniPrefixCacheContractError, match="request 'B'.*block_ids have to cover the hit"):
+    with pytest.raises(OmniPrefixCacheContractError, match=r"request 'B'.*block_ids have to cover the hit"):
         engine.cache.new_step_starts(output)
     assert engine.cache.inspect() == before
     if hit == 8:  # the batch has the blocks that the schedule forgot to tell: the engine goes on
