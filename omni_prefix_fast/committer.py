@@ -8,21 +8,27 @@ First in, first out. Guarantees:
 - every join has a deadline, and its error names the task and its state.
 
 It never takes the manager's state lock. `eager`: the queue is emptied inside `submit`, on the caller's thread.
+Otherwise by one thread, the committer, which alone waits for the device.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.device import Device
-from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError, OmniPrefixCacheWriteError
+from omni_prefix_fast.errors import (
+    OmniPrefixCacheClosedError,
+    OmniPrefixCacheStagingTimeoutError,
+    OmniPrefixCacheWriteError,
+)
 from omni_prefix_fast.metrics import Counters
 from omni_prefix_fast.pool import PrefixBlockPool, indexable
-from omni_prefix_fast.runtime import Deadline, Runtime
+from omni_prefix_fast.runtime import Deadline, Event, Runtime, Thread
 from omni_prefix_fast.slots import SlotTable
 from omni_prefix_fast.staging import StagingBufferPool
 from omni_prefix_fast.tasks import ImmediateWrite, WriteTask
@@ -32,7 +38,7 @@ from omni_prefix_fast.types import Holder, TaskState
 class OmniPrefixCacheController:
     """Moves rows of write tasks to the host and into the pool."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts it works on, and how
         self,
         pool: PrefixBlockPool,
         table: SlotTable,
@@ -42,18 +48,23 @@ class OmniPrefixCacheController:
         runtime: Runtime,
         device: Device,
         counters: Counters,
+        eager: bool = True,
     ) -> None:
         self._pool = pool
         self._table = table
         self._staging = staging
         self._config = config
+        self._runtime = runtime
         self._device = device
         self._counters = counters
-        self._lock = runtime.lock("committer queue")
+        self._eager = eager
+        self._wake = runtime.condition("committer queue")
         self._queue: deque[WriteTask] = deque()
         self._running: WriteTask | None = None
         self._finished: deque[WriteTask] = deque()
         self._failure: tuple[str, BaseException] | None = None
+        self._closed = False
+        self._thread: Thread | None = None
 
     @property
     def failed(self) -> bool:
@@ -71,21 +82,29 @@ class OmniPrefixCacheController:
 
     def in_flight(self) -> tuple[WriteTask, ...]:
         """Tasks that are queued or being written."""
-        with self._lock:
+        with self._wake:
             return (*((self._running,) if self._running else ()), *self._queue)
 
     def submit(self, task: WriteTask) -> None:
-        """Queue a task whose rows are complete, and write it. Raises as `check` does if that fails."""
-        with self._lock:
-            if self._failure is None:
+        """Queue a task whose rows are complete; when eager, write it. Raises as `check` does if that fails."""
+        with self._wake:
+            accepted = self._failure is None and not self._closed
+            if accepted:
                 task.move(TaskState.QUEUED)
                 self._queue.append(task)
                 self._counters.trace("queue_task", task=task.task_id)
-        if self._failure is not None:
+                if not self._eager:
+                    if self._thread is None:
+                        self._thread = self._runtime.spawn("committer", self._work)
+                    self._wake.notify_all()
+        if not accepted:
             self._fail([task], None)
             self.check()
-        self._drain()
-        self.check()
+            raise OmniPrefixCacheClosedError(f"{task} was submitted after shutdown")
+        if self._eager:
+            while self._run_next():
+                pass
+            self.check()
 
     def join(self, task: WriteTask, deadline: Deadline) -> None:
         """Wait until a task's rows are in the pool.
@@ -93,13 +112,13 @@ class OmniPrefixCacheController:
         Raises:
             OmniPrefixCacheWriteError: it, or a write before it, failed.
             OmniPrefixCacheStagingTimeoutError: the deadline passed.
+            OmniPrefixCacheClosedError: the cache was shut down first.
         """
-        if not task.done.wait(deadline.remaining()):
-            raise OmniPrefixCacheStagingTimeoutError(
-                f"{task} is still {task.state.name} after {deadline.seconds:g} s (staging_claim_timeout_s)"
-            )
-        if task.state is TaskState.FAILED:
-            self.check()
+        self._wait(task, task.done, deadline, "done")
+
+    def join_host_ready(self, task: WriteTask, deadline: Deadline) -> None:
+        """Wait until a task's rows are on the host. Raises as `join` does."""
+        self._wait(task, task.host_ready, deadline, "host_ready")
 
     def take_finished(self) -> list[WriteTask]:
         """Tasks that became WRITTEN or FAILED since the last call, oldest first."""
@@ -110,35 +129,66 @@ class OmniPrefixCacheController:
 
     def fail_all(self, what: str, cause: BaseException) -> None:
         """Record a failure that no write of its own has, and fail all that is queued."""
-        with self._lock:
+        with self._wake:
             queued, self._queue = list(self._queue), deque()
         self._fail(queued, (what, cause))
 
-    def _drain(self) -> None:
-        while True:
-            with self._lock:
-                if not self._queue or self._running is not None:
-                    return
-                task = self._running = self._queue.popleft()
-                task.move(TaskState.COPYING)
-                self._counters.trace("claim_copy", task=task.task_id)
-            try:
-                self._write(task, self._copy(task))
-            except BaseException as error:
-                with self._lock:
-                    queued, self._queue = list(self._queue), deque()
-                    self._running = None
-                self._fail([task, *queued], (str(task), error))
-                if not isinstance(error, Exception):
-                    raise
-                return
-            with self._lock:
-                self._running = None
-            self._finish(task)
+    def close(self, deadline: Deadline) -> None:
+        """Fail what is queued and end the committer thread. Waits for the write in progress, until the deadline."""
+        with self._wake:
+            self._closed = True
+            queued, self._queue = list(self._queue), deque()
+            self._wake.notify_all()
+        self._fail(queued, None)
+        if self._thread is not None:
+            self._thread.join(deadline.remaining())
 
-    def _copy(self, task: WriteTask) -> list[torch.Tensor]:
+    def _wait(self, task: WriteTask, event: Event, deadline: Deadline, what: str) -> None:
+        if not event.is_set():
+            self._counters.trace("wait_task", task=task.task_id, until=what)
+            if not event.wait(deadline.remaining()):
+                raise OmniPrefixCacheStagingTimeoutError(
+                    f"{task} is still {task.state.name} after {deadline.seconds:g} s (staging_claim_timeout_s)"
+                )
+        if task.state is TaskState.FAILED:
+            self.check()
+            raise OmniPrefixCacheClosedError(f"{task} was dropped by shutdown")
+
+    def _work(self) -> None:
+        """The committer thread: until closed, or until a write fails."""
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Write the oldest queued task; whether to go on. The committer thread waits for one."""
+        with self._wake:
+            while not self._queue and not self._eager and not self._closed:
+                self._wake.wait(self._config.staging_claim_timeout_s)
+            if not self._queue or self._running is not None:
+                return False
+            task = self._running = self._queue.popleft()
+            task.move(TaskState.COPYING)
+            self._counters.trace("claim_copy", task=task.task_id)
+        try:
+            self._write(task, self._copy(task))
+        except BaseException as error:
+            with self._wake:
+                queued, self._queue = list(self._queue), deque()
+                self._running = None
+            self._fail([task, *queued], (str(task), error))
+            if self._eager and not isinstance(error, Exception):
+                raise
+            return False
+        with self._wake:
+            self._running = None
+        task.move(TaskState.WRITTEN)
+        self._end(task)
+        return True
+
+    def _copy(self, task: WriteTask) -> Sequence[torch.Tensor]:
         """Bring the rows of each piece to the host."""
-        if isinstance(task, ImmediateWrite):  # landed in the staging page when the step was saved
+        if isinstance(task, ImmediateWrite):
+            task.transfer.wait()  # lands in the staging page
             host_rows = [part for piece in task.pieces for part in piece.rows]
         else:
             chunk_bytes = self._config.copy_chunk_bytes
@@ -146,11 +196,11 @@ class OmniPrefixCacheController:
             self._counters.add("host_copies", len(host_rows))
             self._counters.add("host_copy_bytes", sum(t.numel() * t.element_size() for t in host_rows))
         task.move(TaskState.HOST_READY)
-        task.wake()
         self._counters.trace("finish_copy", task=task.task_id)
+        task.wake()
         return host_rows
 
-    def _write(self, task: WriteTask, host_rows: list[torch.Tensor]) -> None:
+    def _write(self, task: WriteTask, host_rows: Sequence[torch.Tensor]) -> None:
         for piece, rows in zip(task.pieces, host_rows, strict=True):
             owned = self._table.still_owned(piece.slots, piece.versions)
             if owned.all():
@@ -161,18 +211,15 @@ class OmniPrefixCacheController:
                 self._pool.write(piece.key, piece.slots[kept], indexable(rows)[torch.from_numpy(kept)].view(rows.dtype))
         self._counters.trace("write_pool", task=task.task_id)
 
-    def _finish(self, task: WriteTask) -> None:
-        task.move(TaskState.WRITTEN)
-        self._end(task)
-
     def _fail(self, tasks: list[WriteTask], record: tuple[str, BaseException] | None) -> None:
-        with self._lock:
+        with self._wake:
             if self._failure is None and record is not None:
                 self._failure = record
         for task in tasks:
             task.move(TaskState.FAILED)
             self._counters.trace("fail_task", task=task.task_id)
             self._end(task)
+        self._staging.wake()
 
     def _end(self, task: WriteTask) -> None:
         task.drop_rows()

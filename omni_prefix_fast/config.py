@@ -44,6 +44,9 @@ class PrefixCacheConfig(_Settings):
     copy_chunk_bytes: PositiveInt = 16 * _MIB
     """Deferred rows are copied to the host at most this many bytes at a time."""
 
+    output_recycle_bytes: int = Field(default=512 * _MIB, ge=0)
+    """Host memory of handed-over tensors that is kept, once the consumer has dropped them, to be used again."""
+
     @property
     def num_slots(self) -> int:
         """Token slots in all, `num_blocks * block_size`."""

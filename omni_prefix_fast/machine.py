@@ -14,15 +14,17 @@ import torch
 
 from omni_prefix_fast.committer import OmniPrefixCacheController
 from omni_prefix_fast.config import PrefixCacheConfig
-from omni_prefix_fast.device import Device
+from omni_prefix_fast.device import Device, Landed, Transfer
 from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError
 from omni_prefix_fast.events import Admitted
 from omni_prefix_fast.intake import Leftover
 from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.log import BudgetTicket, DeferredLog, DeviceBudget, LogChunk
-from omni_prefix_fast.metrics import Counters
+from omni_prefix_fast.metrics import Counters, TimedLock
 from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.prefetch import Prefetcher
 from omni_prefix_fast.reads import HitRead, ReadState
+from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.requests import RequestTable
 from omni_prefix_fast.runtime import Deadline, Runtime
 from omni_prefix_fast.slots import SlotTable
@@ -47,23 +49,43 @@ class StepRows:
     """Device clones of the deferred keys' rows; empty where they do not fit the budget or there are none."""
     ticket: BudgetTicket | None = None
     """The charge for `clones`."""
+    transfer: Transfer = field(default_factory=Landed)
+    """Brings the staged rows to the page."""
 
 
 class PrefixCacheMachine:
     """Tables, pool, pages, log and steps of one cache, and the actions on them."""
 
-    def __init__(self, config: PrefixCacheConfig, runtime: Runtime, device: Device, counters: Counters) -> None:
+    def __init__(
+        self,
+        config: PrefixCacheConfig,
+        *,
+        runtime: Runtime,
+        device: Device,
+        counters: Counters,
+        allocate: OutputAllocator,
+        eager: bool,
+    ) -> None:
         self._runtime = runtime
         self._device = device
         self._counters = counters
         self._timeout_s = config.staging_claim_timeout_s
-        self.lock = runtime.lock("manager state")
+        self._allocate = allocate
+        self.lock = TimedLock(runtime.lock("manager state"), runtime.monotonic)
         self.table = SlotTable(config.num_slots)
-        self.pool = PrefixBlockPool(config)
-        self.staging = StagingBufferPool(config, runtime)
+        self.pool = PrefixBlockPool(config, pin=device.pins_memory)
+        self.staging = StagingBufferPool(config, runtime, pin=device.pins_memory)
         self.controller = OmniPrefixCacheController(
-            self.pool, self.table, self.staging, config, runtime=runtime, device=device, counters=counters
+            self.pool,
+            self.table,
+            self.staging,
+            config,
+            runtime=runtime,
+            device=device,
+            counters=counters,
+            eager=eager,
         )
+        self.prefetcher = None if eager else Prefetcher(self._prefetch, runtime, self._timeout_s)
         self.budget = DeviceBudget(config.gpu_staging_bytes)
         self.log = DeferredLog()
         self.steps = StepTable()
@@ -97,14 +119,20 @@ class PrefixCacheMachine:
         with self.lock:
             self.requests.start(admitted, scheduled)
         if owed is not None:
-            self.starting[admitted.req_id] = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime)
+            read = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime)
+            read.tail = scheduled
+            self.starting[admitted.req_id] = read
         self._counters.trace("start_request", req_id=admitted.req_id, computed=admitted.computed)
 
     def plan_reads(self) -> None:
         """`PlanRead` for every read of the step that starts."""
+        if not self.starting:
+            return
         with self.lock:
             for read in self.starting.values():
                 self._plan(read)
+        if self.prefetcher is not None:
+            self.prefetcher.enqueue(self.starting.values())
 
     def drop_starting(self) -> None:
         """The step that was started is not going to be saved."""
@@ -127,7 +155,7 @@ class PrefixCacheMachine:
 
     def claim_page(self, step_id: StepId, deadline: Deadline) -> int:
         """`ClaimPage`: a staging page for the step, waiting for one until the deadline."""
-        page = self.staging.claim(Holder("step", step_id), deadline)
+        page = self.staging.claim(Holder("step", step_id), deadline, self.controller.check)
         self._counters.trace("claim_page", step=step_id, page=page)
         return page
 
@@ -135,18 +163,16 @@ class PrefixCacheMachine:
         """The step does not need its page any more."""
         self.staging.release(page, Holder("step", step_id))
 
-    def unplan_reads(self, layout: StepLayout, emitted: Collection[Key]) -> None:
-        """`UnplanReads`: this step's reads on slots that it computes resolved to an older tenant at the start.
-
-        Also tells each read how many of the step's own rows follow its span, by key.
-        """
+    def unplan_reads(self, layout: StepLayout) -> None:
+        """`UnplanReads`: this step's reads on slots that it computes resolved to an older tenant at the start."""
+        if not self.starting:
+            return
         with self.lock:
             epoch = self.table.stamp(layout.slots)
             for req_id in [r for r in self.starting if r not in layout.index]:
                 self._release(self.starting.pop(req_id), ReadState.DROPPED)
             for req_id, read in self.starting.items():
-                read.tail = dict.fromkeys(emitted, layout.counts[layout.index[req_id]])
-                if read.state is ReadState.PLANNED and self.table.stamped(read.slots, epoch):
+                if read.state is not ReadState.UNPLANNED and self.table.stamped(read.slots, epoch):
                     read.unplan(self.table, self.log)
                     self.planned.pop(read, None)
                     self._counters.trace("unplan_read", req_id=req_id, step=layout.step_id)
@@ -218,15 +244,20 @@ class PrefixCacheMachine:
             if rows.ticket is not None:
                 self._append_rows(layout, versions, rows.clones, rows.ticket)
             immediate = [key for key in rows.staged if key not in rows.clones]
-            task = self._register_write(immediate, layout, versions, rows.page) if immediate else None
+            in_flight = bool(immediate) or not rows.transfer.landed()
+            task = self._register_write(immediate, rows, versions) if in_flight else None
+            same_step = [read for read in self.starting.values() if read.state is ReadState.UNPLANNED]
+            for read in same_step:
+                self._plan(read)
+                self._counters.add("reads_same_step")
             for read in self.starting.values():
-                if read.state is ReadState.UNPLANNED:
-                    self._plan(read)
-                    self._counters.add("reads_same_step")
                 read.settle(owes_hidden=hands_hidden)
-            context = StepContext(layout, rows.page, rows.staged, rows.leftovers, self.starting, hands_hidden)
+            landing = None if rows.transfer.landed() else task
+            context = StepContext(layout, rows.page, rows.staged, rows.leftovers, self.starting, hands_hidden, landing)
             self.starting = {}
             self._open_step(context)
+        if self.prefetcher is not None and same_step:
+            self.prefetcher.enqueue(same_step)
         return task
 
     def _claim(self, layout: StepLayout, emitted: Iterable[Key]) -> IntArray:
@@ -245,8 +276,9 @@ class PrefixCacheMachine:
                 read.forget(key, self.log)
             self._counters.add("keys_demoted")
 
-    def _register_write(self, keys: Iterable[Key], layout: StepLayout, versions: IntArray, page: int) -> ImmediateWrite:
-        task = ImmediateWrite(self._issue_task(), layout.step_id, self._runtime, page)
+    def _register_write(self, keys: Iterable[Key], rows: StepRows, versions: IntArray) -> ImmediateWrite:
+        layout, page = rows.layout, rows.page
+        task = ImmediateWrite(self._issue_task(), layout.step_id, self._runtime, page=page, transfer=rows.transfer)
         task.pieces = [
             WritePiece(key, layout.slots, versions, (self.staging.rows(page, key, layout.num_tokens),)) for key in keys
         ]
@@ -323,16 +355,30 @@ class PrefixCacheMachine:
         """`FetchRead`: gather a planned read, unless somebody did. Waits for the writes that it was planned on."""
         self._hold(read, deadline)
         try:
-            if read.state is not ReadState.PLANNED:
-                return
-            for task in read.waits:
-                self.controller.join(task, deadline)
-            read.gather(self.pool, self._device)
-            with self.lock:
-                self._release(read, ReadState.FETCHED)
-            self._counters.trace("fetch_read", req_id=read.req_id, step=read.step_id)
+            while not self._gather(read, deadline):
+                pass
         finally:
             read.lock.release()
+
+    def _gather(self, read: HitRead, deadline: Deadline) -> bool:
+        """Gather what is planned now; False if the plan changed meanwhile. Under the read's lock."""
+        with self.lock:
+            if read.state is not ReadState.PLANNED:
+                return True
+            generation, plans, waits = read.generation, dict(read.plans), read.waits
+        for task in waits:
+            self.controller.join(task, deadline)
+        rows = read.gather(plans, self.pool, self._device, self._allocate)
+        with self.lock:
+            if read.generation != generation or read.state is not ReadState.PLANNED:
+                return False
+            read.rows = {key: of_key for key, of_key in rows.items() if key in read.plans}
+            self._release(read, ReadState.FETCHED)
+        self._counters.trace("fetch_read", req_id=read.req_id, step=read.step_id)
+        return True
+
+    def _prefetch(self, read: HitRead) -> None:
+        self.fetch_read(read, self.deadline())
 
     def let_go(self, context: StepContext) -> None:
         """The step is consumed: its page, and whatever its reads still hold, are free."""
@@ -350,6 +396,9 @@ class PrefixCacheMachine:
             self.release_page(context.layout.step_id, context.page)
 
     def _hold(self, read: HitRead, deadline: Deadline) -> None:
+        if read.lock.acquire(blocking=False):
+            return
+        self._counters.trace("wait_read", req_id=read.req_id, step=read.step_id)
         if not read.lock.acquire(timeout=deadline.remaining()):
             raise OmniPrefixCacheStagingTimeoutError(
                 f"another thread has been gathering the rows that request {read.req_id!r} hit in step {read.step_id} "
@@ -372,6 +421,15 @@ class PrefixCacheMachine:
     def fail(self, what: str, cause: BaseException) -> None:
         """Give the cache up: `what` failed for a reason that no write has. Sticky."""
         self.controller.fail_all(what, cause)
+        self.commit_tasks()
+        self.clear()
+
+    def close(self) -> None:
+        """End the threads, waiting for what they are in the middle of, and let go of everything."""
+        deadline = self.deadline()
+        if self.prefetcher is not None:
+            self.prefetcher.close(deadline.remaining())
+        self.controller.close(deadline)
         self.commit_tasks()
         self.clear()
 

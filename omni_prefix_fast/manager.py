@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from omni_prefix_fast.config import ModelCachePolicy, PrefixCacheConfig
-from omni_prefix_fast.device import Device, HostDevice
+from omni_prefix_fast.cuda import CudaDevice
+from omni_prefix_fast.device import Device, HostDevice, Transfer
 from omni_prefix_fast.errors import (
     OmniPrefixCacheClosedError,
     OmniPrefixCacheConfigError,
@@ -30,8 +31,9 @@ from omni_prefix_fast.layout import BatchView, StepLayout, make_layout
 from omni_prefix_fast.log import BudgetTicket
 from omni_prefix_fast.machine import PrefixCacheMachine, StepRows
 from omni_prefix_fast.merge import merge
-from omni_prefix_fast.metrics import Counters, Footprint, Statistics, TraceSink
+from omni_prefix_fast.metrics import Counters, Footprint, LockTimes, Statistics, TraceSink
 from omni_prefix_fast.pool import RowSpec
+from omni_prefix_fast.recycler import OutputAllocator, RecyclingAllocator
 from omni_prefix_fast.runtime import Runtime, ThreadRuntime
 from omni_prefix_fast.types import Key, ReqId, StageCacheOutputs, StepId
 
@@ -55,13 +57,16 @@ class OmniPrefixCacheManager:
     Args:
         config: sizes and bounds.
         view: the engine's batch (`layout.BatchView`): `batch_req_ids()` and `step_slots_cpu(req_ids, num_scheduled)`.
-        eager: run every write inside the call that starts it. None means True; False is refused in this version.
-        runtime: where locks, events and the clock come from.
-        device: what moves rows off the accelerator.
+        eager: True: every write runs inside the call that starts it, on its thread. False: copies, writes and gathers
+            run on a stream and two threads of the cache's own. None: False beside a CUDA device, else True.
+        runtime: where threads, locks, events and the clock come from.
+        device: what moves rows off the accelerator. None: by what torch finds.
+        output_allocator: makes the tensors that are handed over, say in shared memory; see `recycler`. None: host
+            memory that is used again once the consumer has dropped it.
         trace: called with each action, for conformance checks.
 
     Raises:
-        OmniPrefixCacheConfigError: `eager=False`, or `config` is not a `PrefixCacheConfig`.
+        OmniPrefixCacheConfigError: `config` is not a `PrefixCacheConfig`.
     """
 
     def __init__(
@@ -72,21 +77,28 @@ class OmniPrefixCacheManager:
         *,
         runtime: Runtime | None = None,
         device: Device | None = None,
+        output_allocator: OutputAllocator | None = None,
         trace: TraceSink | None = None,
     ) -> None:
         if not isinstance(config, PrefixCacheConfig):
             raise OmniPrefixCacheConfigError(
                 f"config is a {type(config).__name__}; build a PrefixCacheConfig, or take stage_prefix_cache_config's"
             )
-        if eager is False:
-            raise OmniPrefixCacheConfigError(
-                "eager=False (asynchronous writes) does not exist in this version; pass eager=True or leave it out"
-            )
+        has_cuda = torch.cuda.is_available()
         self.config = config
         self._view = view
-        self._device = device or HostDevice()
-        self._counters = Counters(trace)
-        self._machine = PrefixCacheMachine(config, runtime or ThreadRuntime(), self._device, self._counters)
+        self._device: Device = device or (CudaDevice() if has_cuda else HostDevice())
+        runtime = runtime or ThreadRuntime()
+        self._counters = Counters(trace, runtime.lock("counters"))
+        self._allocate = output_allocator or RecyclingAllocator(config.output_recycle_bytes)
+        self._machine = PrefixCacheMachine(
+            config,
+            runtime=runtime,
+            device=self._device,
+            counters=self._counters,
+            allocate=self._allocate,
+            eager=not has_cuda if eager is None else eager,
+        )
         self._policy = ModelCachePolicy()
         self._sorter = KeySorter(self._policy)
         self._started: StartedStep | None = None
@@ -129,6 +141,7 @@ class OmniPrefixCacheManager:
             OmniPrefixCacheWriteError: a write failed.
         """
         self._check_usable()
+        self._machine.commit_tasks()
         events = read_scheduler_output(scheduler_output)
         self._give_up_unsaved_step()
         for req_id in events.finished:
@@ -238,8 +251,10 @@ class OmniPrefixCacheManager:
             deadline = machine.deadline()
             for read in reads:
                 machine.fetch_read(read, deadline)
+            if context.landing is not None:
+                machine.controller.join_host_ready(context.landing, deadline)
             rows = context.layout.num_tokens
-            outputs = merge(context, wanted, lambda key: machine.staging.rows(context.page, key, rows))
+            outputs = merge(context, wanted, lambda key: machine.staging.rows(context.page, key, rows), self._allocate)
             machine.count_handed_over(reads)
         finally:
             machine.let_go(context)
@@ -260,11 +275,15 @@ class OmniPrefixCacheManager:
         """Let go of everything. Twice is fine; any other call afterwards raises `OmniPrefixCacheClosedError`."""
         self._closed = True
         self._started = None
-        self._machine.clear()
+        self._machine.close()
 
     def statistics(self) -> Statistics:
         """Totals since the start. Loses nothing between two readings; works after a failure and after shutdown."""
         return self._counters.snapshot()
+
+    def lock_times(self) -> LockTimes:
+        """How long the state lock has been held."""
+        return self._machine.lock.times()
 
     def footprint(self) -> Footprint:
         """Bytes allocated now."""
@@ -277,7 +296,9 @@ class OmniPrefixCacheManager:
     def _check_usable(self) -> None:
         if self._closed:
             raise OmniPrefixCacheClosedError("the prefix cache was shut down; make a new OmniPrefixCacheManager")
-        self._machine.controller.check()
+        if self._machine.controller.failed:
+            self._machine.clear()
+            self._machine.controller.check()
 
     def _give_up_unsaved_step(self) -> None:
         """A step that computed tokens but was never saved: give its slots up, or a later hit would find stale rows."""
@@ -345,8 +366,8 @@ class OmniPrefixCacheManager:
         page = machine.claim_page(layout.step_id, deadline)
         ticket: BudgetTicket | None = None
         try:
-            self._stage(layout, intake, page)
-            machine.unplan_reads(layout, intake.rows)
+            transfer = self._stage(layout, intake, page)
+            machine.unplan_reads(layout)
             deferred = [key for key in intake.rows if key in self._policy.deferred_keys]
             if deferred:
                 row_bytes = sum(machine.pool.spec(key).nbytes for key in deferred)
@@ -358,18 +379,31 @@ class OmniPrefixCacheManager:
                 ticket.release()
             machine.release_page(layout.step_id, page)
             raise
-        return StepRows(layout, page, tuple(intake.rows), intake.leftovers, self._policy.deferred_keys, clones, ticket)
+        return StepRows(
+            layout,
+            page,
+            tuple(intake.rows),
+            intake.leftovers,
+            self._policy.deferred_keys,
+            clones=clones,
+            transfer=transfer,
+            ticket=ticket,
+        )
 
-    def _stage(self, layout: StepLayout, intake: Intake, page: int) -> None:
-        """One copy a key, of the whole step, into its page."""
+    def _stage(self, layout: StepLayout, intake: Intake, page: int) -> Transfer:
+        """Start one copy a key, of the whole step, into its page."""
         machine = self._machine
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        nbytes = 0
         for key, rows in intake.rows.items():
             machine.pool.open(key, RowSpec.of(rows))
             machine.staging.open(key, machine.pool.spec(key))
             out = machine.staging.rows(page, key, layout.num_tokens)
-            self._device.copy_to_host(rows, out)
-            self._counters.add("host_copies")
-            self._counters.add("host_copy_bytes", out.numel() * out.element_size())
+            copies.append((rows, out))
+            nbytes += out.numel() * out.element_size()
+        self._counters.add("host_copies", len(copies))
+        self._counters.add("host_copy_bytes", nbytes)
+        return self._device.launch(copies)
 
 
 def _as_req_ids(req_ids: Iterable[ReqId]) -> tuple[ReqId, ...]:

@@ -13,6 +13,7 @@ import torch
 
 from omni_prefix_fast.intake import share_of
 from omni_prefix_fast.reads import HitRead
+from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.steps import StepContext
 from omni_prefix_fast.types import HIDDEN_KEY, Key, ReqId, Span, StageCacheOutputs
 
@@ -20,7 +21,9 @@ PageRows = Callable[[Key], torch.Tensor]
 """The step's rows of a key in its staging page, `(num_tokens, *feature)`."""
 
 
-def merge(context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows) -> StageCacheOutputs:
+def merge(
+    context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows, allocate: OutputAllocator
+) -> StageCacheOutputs:
     """Outputs of a step for `req_ids`, whose hit reads have been fetched."""
     emitted = set(context.emitted)
     hit_keys = {key for r in req_ids if r in context.reads for key in context.reads[r].rows}
@@ -29,7 +32,11 @@ def merge(context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows) -
     spans = context.spans(req_ids)
     hidden: dict[ReqId, torch.Tensor] | None = None
     for key in (*context.emitted, *sorted(hit_keys - emitted)):
-        rows = _step_rows(context, req_ids, key, page_rows) if key in emitted else _hit_rows(context, req_ids, key)
+        rows = (
+            _step_rows(context, req_ids, page_rows(key), key, allocate)
+            if key in emitted
+            else _hit_rows(context, req_ids, key)
+        )
         if key == HIDDEN_KEY:
             hidden = rows
         else:
@@ -48,30 +55,34 @@ def merge(context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows) -
 
 
 def _step_rows(
-    context: StepContext, req_ids: Sequence[ReqId], key: Key, page_rows: PageRows
+    context: StepContext, req_ids: Sequence[ReqId], of_step: torch.Tensor, key: Key, allocate: OutputAllocator
 ) -> dict[ReqId, torch.Tensor]:
     """Rows of a key that the step emits: behind the cached prefix where there is one."""
-    of_step = page_rows(key)
     layout = context.layout
     if not context.reads and req_ids == layout.req_ids:  # the common step: nobody hit, everybody is asked for
-        return dict(zip(req_ids, torch.split(of_step.clone(), list(layout.counts)), strict=True))
-    return {r: _merged(context.reads.get(r), key, of_step[layout.rows(r)]) for r in req_ids}
+        return dict(zip(req_ids, torch.split(_copied(of_step, allocate), list(layout.counts)), strict=True))
+    return {r: _merged(context.reads.get(r), key, of_step[layout.rows(r)], allocate) for r in req_ids}
 
 
-def _merged(read: HitRead | None, key: Key, rows: torch.Tensor) -> torch.Tensor:
+def _merged(read: HitRead | None, key: Key, rows: torch.Tensor, allocate: OutputAllocator) -> torch.Tensor:
     if read is None:
-        return rows.clone()
-    gathered = read.rows.pop(key, None)
-    if gathered is None:  # no row of this key in the whole span: zeros, fixed when the read was planned
-        gathered = rows.new_zeros((len(read) + rows.shape[0], *rows.shape[1:]))
-    gathered[len(read) :] = rows
-    return gathered
+        return _copied(rows, allocate)
+    merged = read.rows.pop(key, None)  # gathered with room for the step's rows
+    if merged is None:  # no row of this key in the whole span: zeros, fixed when the read was planned
+        merged = allocate((len(read) + rows.shape[0], *rows.shape[1:]), rows.dtype)
+        merged[: len(read)].zero_()
+    merged[len(read) :] = rows
+    return merged
+
+
+def _copied(rows: torch.Tensor, allocate: OutputAllocator) -> torch.Tensor:
+    return allocate(rows.shape, rows.dtype).copy_(rows)
 
 
 def _hit_rows(context: StepContext, req_ids: Sequence[ReqId], key: Key) -> dict[ReqId, torch.Tensor]:
     """Cached rows of a key that the step does not emit: they are owed all the same."""
     reads = ((r, context.reads[r]) for r in req_ids if r in context.reads)
-    return {r: read.rows.pop(key) for r, read in reads if key in read.rows}
+    return {r: read.rows.pop(key)[: len(read)] for r, read in reads if key in read.rows}
 
 
 def _hit_span(context: StepContext, req_id: ReqId) -> Span:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TypeAlias
 
+from omni_prefix_fast.runtime import Lock, ThreadRuntime
 from omni_prefix_fast.types import Key
 
 TraceSink: TypeAlias = Callable[[str, Mapping[str, object]], None]
@@ -56,21 +58,69 @@ class Statistics:
     host_copy_bytes: int = 0
 
 
-class Counters:
-    """The mutable side of `Statistics`. Updated by the engine thread or under the state lock."""
+@dataclass(frozen=True, slots=True)
+class LockTimes:
+    """How long a lock was held, at one moment."""
 
-    def __init__(self, sink: TraceSink | None = None) -> None:
+    acquisitions: int = 0
+    held_s: float = 0.0
+    """Seconds in all."""
+    longest_s: float = 0.0
+
+
+class TimedLock:
+    """A lock that measures how long it is held. `with` only."""
+
+    def __init__(self, lock: Lock, clock: Callable[[], float]) -> None:
+        self._lock = lock
+        self._clock = clock
+        self._since = 0.0
+        self._count = 0
+        self._held = 0.0
+        self._longest = 0.0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._since = self._clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        held = self._clock() - self._since
+        self._count += 1
+        self._held += held
+        self._longest = max(self._longest, held)
+        self._lock.release()
+
+    def times(self) -> LockTimes:
+        """Totals since the start, or since `reset`. Takes the lock."""
+        with self:
+            return LockTimes(self._count, self._held, self._longest)
+
+    def reset(self) -> None:
+        """Start measuring anew."""
+        with self:
+            self._count, self._held, self._longest = -1, 0.0, 0.0
+
+
+class Counters:
+    """The mutable side of `Statistics`. Any thread."""
+
+    def __init__(self, sink: TraceSink | None = None, lock: Lock | None = None) -> None:
+        self._lock = lock or ThreadRuntime().lock("counters")
         self._totals: dict[str, int] = {name: 0 for name in Statistics.__slots__ if name != "rows_hit"}
         self._rows_hit: dict[Key, int] = {}
         self.sink = sink
 
     def add(self, name: str, amount: int = 1) -> None:
         """Raise one total."""
-        self._totals[name] += amount
+        with self._lock:
+            self._totals[name] += amount
 
     def add_rows_hit(self, key: Key, rows: int) -> None:
         """Count rows of `key` handed over from the cache."""
-        self._rows_hit[key] = self._rows_hit.get(key, 0) + rows
+        with self._lock:
+            self._rows_hit[key] = self._rows_hit.get(key, 0) + rows
 
     def trace(self, action: str, **acted_on: object) -> None:
         """Tell the trace sink, if there is one."""
@@ -79,7 +129,8 @@ class Counters:
 
     def snapshot(self) -> Statistics:
         """Copy the totals."""
-        return Statistics(rows_hit=dict(self._rows_hit), **self._totals)
+        with self._lock:
+            return Statistics(rows_hit=dict(self._rows_hit), **self._totals)
 
 
 @dataclass(frozen=True, slots=True)

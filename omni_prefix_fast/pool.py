@@ -82,10 +82,10 @@ def _kind(dtype: torch.dtype) -> str:
 class PrefixBlockPool:
     """Rows by key and slot. A key is opened with its first rows and keeps their type and feature shape."""
 
-    def __init__(self, config: PrefixCacheConfig) -> None:
+    def __init__(self, config: PrefixCacheConfig, *, pin: bool = False) -> None:
         self.num_blocks = config.num_blocks
         self.block_size = config.block_size
-        self._pin = torch.cuda.is_available()  # page-locked memory exists only beside a device
+        self._pin = pin
         self._storage: dict[Key, torch.Tensor] = {}
         self._specs: dict[Key, RowSpec] = {}
 

@@ -19,6 +19,7 @@ import torch
 from omni_prefix_fast.device import Device
 from omni_prefix_fast.log import DeferredLog, LogChunk
 from omni_prefix_fast.pool import PrefixBlockPool, indexable
+from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.runtime import Runtime
 from omni_prefix_fast.slots import NO_CHUNK, SlotTable
 from omni_prefix_fast.tasks import WriteTask
@@ -80,8 +81,10 @@ class HitRead:
         """Why the read can never be fetched."""
         self.rows: dict[Key, torch.Tensor] = {}
         """Gathered rows: `(length + tail, *feature)`, the first `length` filled."""
-        self.tail: Mapping[Key, int] = {}
-        """Rows to leave room for behind the span, by key: this step's own."""
+        self.tail = 0
+        """Rows to leave room for behind the span: the step's own."""
+        self.generation = 0
+        """How often the read was unplanned; a gather that began before that is thrown away."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -143,7 +146,9 @@ class HitRead:
         """Forget what was resolved, before the step's own claim."""
         self._let_go(table, log)
         self.plans = {}
+        self.rows = {}
         self.waits = ()
+        self.generation += 1
         self.state = ReadState.UNPLANNED
 
     def forget(self, key: Key, log: DeferredLog) -> None:
@@ -154,15 +159,21 @@ class HitRead:
             for part in plan.log:
                 log.release(part.chunk)
 
-    def gather(self, pool: PrefixBlockPool, device: Device) -> None:
-        """Copy the planned rows out. Under `lock`, with `waits` done; no table is touched."""
-        for key, plan in self.plans.items():
-            if plan.has_rows(len(self)):
-                self.rows[key] = self._gather_key(key, plan, pool, device)
+    def gather(
+        self, plans: Mapping[Key, KeyPlan], pool: PrefixBlockPool, device: Device, allocate: OutputAllocator
+    ) -> dict[Key, torch.Tensor]:
+        """Copy the rows of `plans` out. Under `lock`, with the writers done; no table is touched."""
+        return {
+            key: self._gather_key(key, plan, pool, device, allocate)
+            for key, plan in plans.items()
+            if plan.has_rows(len(self))
+        }
 
-    def _gather_key(self, key: Key, plan: KeyPlan, pool: PrefixBlockPool, device: Device) -> torch.Tensor:
+    def _gather_key(
+        self, key: Key, plan: KeyPlan, pool: PrefixBlockPool, device: Device, allocate: OutputAllocator
+    ) -> torch.Tensor:
         storage = pool.storage(key)
-        rows = torch.empty((len(self) + self.tail.get(key, 0), *storage.shape[2:]), dtype=storage.dtype)
+        rows = allocate((len(self) + self.tail, *storage.shape[2:]), storage.dtype)
         if plan.pool is None:
             pool.gather(key, self.slots, rows[: len(self)])
             return rows
@@ -174,19 +185,16 @@ class HitRead:
             pool.gather(key, self.slots[plan.pool], found)
             out[torch.from_numpy(plan.pool)] = indexable(found)
         for part in plan.log:
-            of_chunk = part.chunk.rows[key]
-            picked = indexable(of_chunk)[torch.from_numpy(part.rows).to(of_chunk.device)].view(of_chunk.dtype)
-            found = torch.empty(picked.shape, dtype=storage.dtype)
-            device.copy_to_host(picked, found)
+            found = torch.empty((part.rows.shape[0], *storage.shape[2:]), dtype=storage.dtype)
+            device.rows_to_host(part.chunk.rows[key], part.rows, found)
             out[torch.from_numpy(part.positions)] = indexable(found)
         return rows
 
     def release(self, table: SlotTable, log: DeferredLog, state: ReadState) -> None:
-        """Fetched or dropped: unpin and let chunks go. Nothing if it was before."""
-        if self.state in (ReadState.FETCHED, ReadState.DROPPED):
-            return
+        """Fetched or dropped: unpin and let chunks go, once. A dropped read stays dropped."""
         self._let_go(table, log)
-        self.state = state
+        if self.state is not ReadState.DROPPED:
+            self.state = state
 
     def holds(self, chunk: LogChunk) -> bool:
         """Whether the plan names rows of `chunk`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
@@ -42,6 +43,13 @@ class Event(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...  # noqa: D102
 
 
+class Thread(Protocol):
+    """A thread that was started."""
+
+    def join(self, timeout: float | None = None) -> None: ...  # noqa: D102
+    def is_alive(self) -> bool: ...  # noqa: D102
+
+
 class Runtime(Protocol):
     """Source of every primitive that blocks, and of the time. `name` says what the primitive guards."""
 
@@ -59,6 +67,10 @@ class Runtime(Protocol):
 
     def event(self, name: str) -> Event:
         """Make an event."""
+        ...
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Thread:
+        """Start a thread that does not keep the process alive."""
         ...
 
 
@@ -80,6 +92,12 @@ class ThreadRuntime:
     def event(self, name: str) -> Event:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
         return threading.Event()
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Thread:
+        """See `Runtime`."""
+        thread = threading.Thread(target=target, name=f"omni-prefix {name}", daemon=True)
+        thread.start()
+        return thread
 
 
 class Deadline:

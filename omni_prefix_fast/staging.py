@@ -7,6 +7,8 @@ holds what.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from omni_prefix_fast.config import PrefixCacheConfig
@@ -19,13 +21,13 @@ from omni_prefix_fast.types import Holder, Key
 class StagingBufferPool:
     """`depth` pages of `capacity` token rows, with a buffer for each key. Claim and release from any thread."""
 
-    def __init__(self, config: PrefixCacheConfig, runtime: Runtime) -> None:
+    def __init__(self, config: PrefixCacheConfig, runtime: Runtime, *, pin: bool = False) -> None:
         self.depth = config.staging_depth
         self.capacity = config.staging_capacity_tokens
         self._runtime = runtime
         self._freed = runtime.condition("staging pages")
         self._holders: list[set[Holder]] = [set() for _ in range(self.depth)]
-        self._pin = torch.cuda.is_available()
+        self._pin = pin
         self._buffers: dict[Key, torch.Tensor] = {}
 
     def nbytes(self) -> dict[Key, int]:
@@ -47,14 +49,17 @@ class StagingBufferPool:
         """The first `num_rows` rows of a page, a view `(num_rows, *feature)`. Only for a holder of the page."""
         return self._buffers[key][page, :num_rows]
 
-    def claim(self, holder: Holder, deadline: Deadline) -> int:
+    def claim(self, holder: Holder, deadline: Deadline, check: Callable[[], None] = lambda: None) -> int:
         """Take a free page for `holder`, waiting for one until the deadline.
+
+        `check` raises where waiting has become pointless; it is asked each time that the waiter wakes.
 
         Raises:
             OmniPrefixCacheStagingTimeoutError: none became free. Names the steps that were never consumed.
         """
         with self._freed:
             while True:
+                check()
                 for page, holders in enumerate(self._holders):
                     if not holders:
                         holders.add(holder)
@@ -76,6 +81,11 @@ class StagingBufferPool:
             self._holders[page].discard(holder)
             if not self._holders[page]:
                 self._freed.notify_all()
+
+    def wake(self) -> None:
+        """Make every waiter ask its `check`."""
+        with self._freed:
+            self._freed.notify_all()
 
     def _timed_out(self, holder: Holder, seconds: float) -> OmniPrefixCacheStagingTimeoutError:
         held = sorted(h for holders in self._holders for h in holders)

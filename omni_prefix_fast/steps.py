@@ -12,6 +12,7 @@ from omni_prefix_fast.errors import OmniPrefixCacheContractError
 from omni_prefix_fast.intake import Leftover
 from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.reads import HitRead
+from omni_prefix_fast.tasks import ImmediateWrite
 from omni_prefix_fast.types import Key, ReqId, Span, StepId
 
 
@@ -26,6 +27,8 @@ class StepContext:
     leftovers: Mapping[Key, Leftover]
     reads: Mapping[ReqId, HitRead]
     hands_hidden: bool
+    landing: ImmediateWrite | None = None
+    """The write that brings the rows to the page, if they were not there when the step was saved."""
 
     def spans(self, req_ids: Sequence[ReqId]) -> dict[ReqId, Span]:
         """Positions that each request's rows cover: its hit span and what the step computed."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from omni_prefix_fast.device import Landed, Transfer
 from omni_prefix_fast.runtime import Runtime
 from omni_prefix_fast.types import IntArray, Key, ReqId, StepId, TaskId, TaskState, WriteSchedule
 
@@ -78,13 +79,16 @@ class WriteTask:
 
 
 class ImmediateWrite(WriteTask):
-    """A step's rows of every immediate key, viewed in its staging page."""
+    """A step's rows of every immediate key, viewed in its staging page, where `transfer` brings them."""
 
     schedule = WriteSchedule.JOIN_NEXT_STEP
 
-    def __init__(self, task_id: TaskId, step_id: StepId, runtime: Runtime, page: int) -> None:
+    def __init__(
+        self, task_id: TaskId, step_id: StepId, runtime: Runtime, page: int, transfer: Transfer | None = None
+    ) -> None:
         super().__init__(task_id, step_id, runtime)
         self.page = page
+        self.transfer = transfer or Landed()
 
     def __str__(self) -> str:
         return f"write {self.task_id} (step {self.step_id})"

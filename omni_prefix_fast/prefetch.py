@@ -1,0 +1,61 @@
+"""The prefetch thread: gathers planned hits while the forward runs, so that `materialize` finds them done.
+
+Best effort. A read that it cannot fetch (a write failed, a deadline passed) is left planned: whoever needs it fetches
+it and gets the error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from omni_prefix_fast.errors import OmniPrefixCacheUnmatchError
+from omni_prefix_fast.reads import HitRead
+from omni_prefix_fast.runtime import Runtime, Thread
+
+logger = logging.getLogger(__name__)
+
+
+class Prefetcher:
+    """One thread that calls `fetch` for each read it is given, oldest first. Started with the first one."""
+
+    def __init__(self, fetch: Callable[[HitRead], None], runtime: Runtime, idle_s: float) -> None:
+        self._fetch = fetch
+        self._runtime = runtime
+        self._idle_s = idle_s
+        self._wake = runtime.condition("prefetch queue")
+        self._queue: deque[HitRead] = deque()
+        self._closed = False
+        self._thread: Thread | None = None
+
+    def enqueue(self, reads: Iterable[HitRead]) -> None:
+        """Fetch these soon. Never waits."""
+        with self._wake:
+            self._queue.extend(reads)
+            if self._queue and not self._closed:
+                if self._thread is None:
+                    self._thread = self._runtime.spawn("prefetch", self._work)
+                self._wake.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread. Waits for the gather in progress, up to `timeout_s`."""
+        with self._wake:
+            self._closed = True
+            self._queue.clear()
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._closed:
+                    self._wake.wait(self._idle_s)
+                if self._closed:
+                    return
+                read = self._queue.popleft()
+            try:
+                self._fetch(read)
+            except OmniPrefixCacheUnmatchError as error:
+                logger.debug("prefetch of %r, step %d: %s", read.req_id, read.step_id, error)
