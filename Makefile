@@ -14,6 +14,8 @@ DEV := .venv/bin
 VLLM := .venv-vllm/bin
 DEV_READY := .venv/.ready
 VLLM_READY := .venv-vllm/.ready
+# Notices that torch and vLLM print as they start, about processors and about their own deprecated names.
+QUIET_VLLM := TORCH_CPP_LOG_LEVEL=ERROR
 SEED ?= 0
 REQUESTS ?= 3000
 
@@ -44,11 +46,11 @@ lock: $(DEV_READY) ## write requirements/dev.txt anew from .venv
 # ------------------------------------------------------------------------------------------ see it work
 
 .PHONY: demo demo-vllm
-demo: $(DEV_READY) ## the seed's worked example, then random requests, cache on against cache off (no vLLM needed)
+demo: $(DEV_READY) ## the worked example, then random requests, cache on against cache off (no vLLM needed)
 	@$(DEV)/omni-prefix demo --seed $(SEED) --requests $(REQUESTS)
 
 demo-vllm: $(VLLM_READY) ## the same comparison on a real vLLM engine with a tiny random model
-	@$(VLLM)/omni-prefix demo-vllm --seed $(SEED)
+	@$(QUIET_VLLM) PYTHONWARNINGS=ignore $(VLLM)/omni-prefix demo-vllm --seed $(SEED)
 
 # ------------------------------------------------------------------------------------------ checks
 
@@ -58,8 +60,8 @@ test: $(DEV_READY) ## every test that needs no vLLM
 	@$(DEV)/python -m pytest -q -m "not vllm"
 
 test-vllm: $(VLLM_READY) ## tests on a real vLLM engine, cache on against cache off
-	@echo "tests on a real vLLM engine (CPU, float32, one thread)"
-	@$(VLLM)/python -m pytest -q -s -m vllm
+	@echo "tests on a real vLLM engine (CPU, float32, one thread); each workload prints what it did"
+	@$(QUIET_VLLM) $(VLLM)/python -m pytest -q -s -m vllm
 
 lint: $(DEV_READY) ## style: ruff check and ruff format
 	@$(DEV)/ruff check .

@@ -107,3 +107,17 @@ def agree(
             raise typer.Exit(1)
         events += compared.events
     typer.echo(f"{traces} traces, {events:,} events: reference model and production cache agree")
+
+
+@app.command()
+def mutants(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Faults to run; all if none is named.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most random traces a seed.", show_default=False)] = None,
+) -> None:
+    """Seeded faults of the reference model: how many random traces until each is caught."""
+    with needs("conformance"):
+        from conformance.mutants.command import mutants as run_mutants
+        from conformance.mutants.runner import LIMIT
+    run_mutants(names, limit or LIMIT)
