@@ -15,6 +15,12 @@ class FullAttentionSpec:
         self.block_size = block_size
 
 
+def kv_cache(block_size: int, **attributes: Any) -> SimpleNamespace:
+    """The engine's KV cache with one group of full attention."""
+    groups = [SimpleNamespace(kv_cache_spec=FullAttentionSpec(block_size))]
+    return SimpleNamespace(num_blocks=8, kv_cache_groups=groups, **attributes)
+
+
 def gate(
     *,
     block_size: int = 4,
@@ -27,9 +33,8 @@ def gate(
     **changes: Any,
 ) -> PrefixCacheConfig | None:
     """`stage_prefix_cache_config` of a stage that the cache is built for, with some of it changed."""
-    spec = FullAttentionSpec(block_size)
     return stage_prefix_cache_config(
-        kv_cache_config=SimpleNamespace(num_blocks=8, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]),
+        kv_cache_config=kv_cache(block_size),
         cache_config=SimpleNamespace(
             enable_prefix_caching=enable_prefix_caching, block_size=block_size, prefix_match_unit=prefix_match_unit
         ),
