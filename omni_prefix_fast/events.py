@@ -97,13 +97,13 @@ def _read_new(new: Any, admitted: list[Admitted], computed: dict[ReqId, int], pr
     if done < 0:
         problems.append(f"new request {req_id!r} has num_computed_tokens={done}")
         return
+    computed[req_id] = done
     table = _first_group(getattr(new, "block_ids", None))
     if table is None and done:
         problems.append(f"new request {req_id!r} has {done} computed tokens but no block_ids")
         return
     prompt = getattr(new, "prompt_token_ids", None)
     admitted.append(Started(req_id, done, table or (), None if prompt is None else len(prompt)))
-    computed[req_id] = done
 
 
 def _read_cached(cached: Any, admitted: list[Admitted], computed: dict[ReqId, int], problems: list[str]) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -116,11 +116,12 @@ class Engine:
         runtime: Runtime | None = None,
         device: Device | None = None,
         trace: TraceSink | None = None,
+        eager: bool | None = True,
         **settings: Any,
     ) -> None:
         self.config = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, **settings)
         self.view = View(block_size)
-        self.cache = OmniPrefixCacheManager(self.config, self.view, runtime=runtime, device=device, trace=trace)
+        self.cache = OmniPrefixCacheManager(self.config, self.view, eager, runtime=runtime, device=device, trace=trace)
         if policy is not None:
             self.cache.register_policy(policy)
         self.width = width
@@ -374,6 +375,9 @@ class ManualRuntime:
 
     def event(self, name: str) -> ManualEvent:
         return ManualEvent(self, name)
+
+    def spawn(self, name: str, target: Callable[[], None]) -> NoReturn:
+        raise AssertionError(f"no thread {name!r} ({target}) runs under a manual clock")
 
 
 class FaultyDevice(HostDevice):
