@@ -1,0 +1,13 @@
+------------------------------- MODULE MCRows --------------------------------
+EXTENDS Rules
+
+\* Token 0 opens every shared prefix and emits codes, 1 emits them too, 2 does not.
+Text2 == "a" :> <<0, 1, 2>> @@ "b" :> <<0, 2, 1>>
+\* c shares nothing, so it can push the shared prefix out of its block.
+Text3 == "a" :> <<0, 1>> @@ "b" :> <<0, 2>> @@ "c" :> <<2>>
+Order3 == <<"a", "b", "c">>
+Prompt3 == "a" :> 1 @@ "b" :> 2 @@ "c" :> 1
+Order2 == <<"a", "b">>
+Prompt2 == "a" :> 1 @@ "b" :> 2
+Codes == "codes" :> {0, 1}
+=============================================================================
