@@ -172,6 +172,18 @@ class Handover:
             self._wake.notify_all()
         self.pump()
 
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing that is due is left in the queue.
+
+        Returns:
+            Whether that is so; False if the builder thread failed or `timeout_s` ran out.
+        """
+        if self._thread is None:
+            return self._queue.head() is None
+        with self._wake:
+            self._wake.wait_for(lambda: self._failure is not None or self._queue.head() is None, timeout_s)
+            return self._failure is None and self._queue.head() is None
+
     def close(self) -> None:
         """Hand over what is queued and close the sinks. May be called twice.
 
@@ -239,10 +251,13 @@ class Handover:
                 self._hand_over(item)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the engine's thread has to see it
                 _log.error("handover failed on the builder thread: %s", error)
-                self._failure = error
+                with self._wake:
+                    self._failure = error
+                    self._wake.notify_all()
                 return
             with self._wake:
                 self._queue.pop()
+                self._wake.notify_all()
 
     def _next_due(self) -> _Item | None:
         """Wait for the next item that is due; None when closing and nothing is left."""

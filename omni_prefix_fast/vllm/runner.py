@@ -235,6 +235,13 @@ class StageLink:
                 self.cache.shutdown()
 
 
+def is_handover_rank() -> bool:
+    """Whether this process hands over: it is the last pipeline rank, and of that the first tensor-parallel rank."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: PLC0415 - see the module
+
+    return bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
+
+
 def make_sink(settings: Any) -> Sink:
     """The sink that some settings describe."""
     if isinstance(settings, DirectorySinkSettings):
@@ -288,18 +295,12 @@ class OmniPrefixRunnerMixin(_Runner):
         settings = OmniPrefixSettings.from_vllm_config(self.vllm_config)
         profiling = bool(kwargs.get("is_profiling", args[0] if args else False))
         pooling = bool(self.is_pooling_model)
-        wanted = settings.enabled and not profiling and not pooling and self.omni_prefix_rank()
+        wanted = settings.enabled and not profiling and not pooling and is_handover_rank()
         config = self._judge(kv_cache_config, settings) if wanted else None
         result = super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         if wanted:
             self._open_omni_prefix(settings, config)
         return result
-
-    def omni_prefix_rank(self) -> bool:
-        """Whether this rank hands over: last pipeline rank, first tensor-parallel rank of it."""
-        from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: PLC0415 - see the module
-
-        return bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a step with the cache told before and after."""

@@ -280,7 +280,9 @@ def test_a_file_cut_short_leaves_no_trace(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [sink.path_of("small").name]
 
 
-def test_the_file_that_was_there_stays_when_its_successor_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_was_there_stays_when_its_successor_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failing sync, the last moment before the rename, leaves the older file as it was."""
     path = tmp_path / "req-r.safetensors"
     write_whole(path, {"x": torch.zeros(2)}, {"v": "1"})
