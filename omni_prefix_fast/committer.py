@@ -27,7 +27,7 @@ from omni_prefix_fast.errors import (
     OmniPrefixCacheWriteError,
 )
 from omni_prefix_fast.metrics import Counters
-from omni_prefix_fast.pool import PrefixBlockPool, indexable
+from omni_prefix_fast.pool import PrefixBlockPool
 from omni_prefix_fast.runtime import Deadline, Event, Runtime, Thread
 from omni_prefix_fast.slots import SlotTable
 from omni_prefix_fast.staging import StagingBufferPool
@@ -208,7 +208,7 @@ class OmniPrefixCacheController:
             else:
                 kept = np.flatnonzero(owned)
                 self._counters.add("rows_lost", piece.slots.shape[0] - kept.shape[0])
-                self._pool.write(piece.key, piece.slots[kept], indexable(rows)[torch.from_numpy(kept)].view(rows.dtype))
+                self._pool.write(piece.key, piece.slots, rows, kept)
         self._counters.trace("write_pool", task=task.task_id)
 
     def _fail(self, tasks: list[WriteTask], record: tuple[str, BaseException] | None) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.tasks import DeferredWrite, WritePiece
-from omni_prefix_fast.types import IntArray, Key, ReqId
+from omni_prefix_fast.types import IntArray, Key, ReqId, TaskId
 
 
 class DeviceBudget:
@@ -66,10 +66,11 @@ class LogChunk:
 
 @dataclass(slots=True)
 class DeferredLog:
-    """Live chunks, oldest first, and the one open write of each request."""
+    """Live chunks, oldest first, the one open write of each request, and sealed writes that have not ended."""
 
     chunks: dict[int, LogChunk] = field(default_factory=dict)
     open_writes: dict[ReqId, DeferredWrite] = field(default_factory=dict)
+    sealed: dict[TaskId, DeferredWrite] = field(default_factory=dict)
     next_chunk: int = 0
 
     def append(
@@ -99,6 +100,7 @@ class DeferredLog:
         if task is None:
             return None
         task.end_chunk = self.next_chunk
+        self.sealed[task.task_id] = task
         parts: dict[Key, list[tuple[IntArray, IntArray, torch.Tensor]]] = {}
         for chunk in self.chunks_of(task):
             at = chunk.layout.rows(req_id)
@@ -115,8 +117,13 @@ class DeferredLog:
         covering = [task.req_id for task in open_ if task is not None and task.first_chunk <= chunk.chunk_id]
         return [task for req_id in covering if (task := self.seal(req_id)) is not None]
 
+    def sealed_of(self, chunk: LogChunk) -> list[DeferredWrite]:
+        """Sealed writes that may still have rows of `chunk` to write, oldest first."""
+        return [task for task in self.sealed.values() if any(c is chunk for c in self.chunks_of(task))]
+
     def written(self, task: DeferredWrite) -> None:
         """The rows of a sealed write are in the pool, or lost with it: its hold on their chunks ends."""
+        self.sealed.pop(task.task_id, None)
         for chunk in list(self.chunks_of(task)):
             chunk.unwritten.discard(task.req_id)
             self._let_go(chunk)
@@ -136,6 +143,7 @@ class DeferredLog:
             chunk.ticket.release()
         self.chunks.clear()
         self.open_writes.clear()
+        self.sealed.clear()
 
     def _let_go(self, chunk: LogChunk) -> None:
         if not chunk.unwritten and not chunk.readers:

@@ -200,7 +200,11 @@ class PrefixCacheMachine:
         for task in writes:
             self._counters.trace("seal_write", task=task.task_id)
             self.write(task)
+        with self.lock:
+            in_flight = self.log.sealed_of(chunk)
+        for task in in_flight:
             self.controller.join(task, deadline)
+        self.commit_tasks()
         with self.lock:
             holding = [read for read in self.planned if read.holds(chunk)]
         self._complete(holding, deadline)

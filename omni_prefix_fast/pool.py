@@ -7,8 +7,10 @@ neither takes a lock here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from omni_prefix_fast.config import PrefixCacheConfig
@@ -37,6 +39,21 @@ ROW_DTYPES = _UNINDEXED | {
 def indexable(rows: torch.Tensor) -> torch.Tensor:
     """The same memory as a type that torch can gather and scatter."""
     return rows.view(_SAME_BITS[rows.dtype.itemsize]) if rows.dtype in _UNINDEXED else rows
+
+
+ByteRows: TypeAlias = npt.NDArray[np.void]
+
+
+def byte_rows(rows: torch.Tensor, count: int) -> ByteRows:
+    """Host memory of a contiguous tensor as `count` opaque rows, `(count,)`: numpy copies each in one piece.
+
+    Several times faster than torch's indexing for rows of a few KiB, and the same for every type. Rows of no bytes are
+    one byte wide and empty: there is nothing to copy.
+    """
+    flat = rows.view(-1).view(torch.uint8).numpy()
+    if not flat.size:
+        return np.empty(0, dtype=np.dtype((np.void, 1)))
+    return flat.view(np.dtype((np.void, flat.size // count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,10 @@ class PrefixBlockPool:
         self.block_size = config.block_size
         self._pin = pin
         self._storage: dict[Key, torch.Tensor] = {}
+        self._rows: dict[Key, ByteRows] = {}
+        """The storage by slot."""
+        self._blocks: dict[Key, ByteRows] = {}
+        """The storage by block."""
         self._specs: dict[Key, RowSpec] = {}
 
     def keys(self) -> tuple[Key, ...]:
@@ -125,29 +146,47 @@ class PrefixBlockPool:
         self.check(key, spec)
         if key not in self._storage:
             shape = (self.num_blocks, self.block_size, *spec.feature)
-            self._storage[key] = torch.zeros(shape, dtype=spec.dtype, pin_memory=self._pin)
+            storage = torch.zeros(shape, dtype=spec.dtype, pin_memory=self._pin)
+            self._rows[key] = byte_rows(storage, self.num_blocks * self.block_size)
+            self._blocks[key] = byte_rows(storage, self.num_blocks)
             self._specs[key] = spec
+            self._storage[key] = storage
 
-    def write(self, key: Key, slots: IntArray, rows: torch.Tensor) -> None:
-        """Write host `rows` (`(len(slots), *feature)`) to `slots`. Committer only."""
-        indexable(self._flat(key)).index_copy_(0, torch.from_numpy(slots), indexable(rows))
+    def write(self, key: Key, slots: IntArray, rows: torch.Tensor, kept: IntArray | None = None) -> None:
+        """Write host `rows` (`(len(slots), *feature)`, contiguous) to `slots`. Committer only.
 
-    def gather(self, key: Key, slots: IntArray, out: torch.Tensor) -> None:
-        """Copy the rows of `slots` into `out` (`(len(slots), *feature)`, contiguous).
+        `kept`: indices of the rows to write; None: all of them.
+        """
+        storage = self._rows[key]
+        if storage.size and slots.size:
+            source = byte_rows(rows, slots.shape[0])
+            if kept is None:
+                storage[slots] = source
+            else:
+                storage[slots[kept]] = source[kept]
+
+    def gather(self, key: Key, slots: IntArray, out: torch.Tensor, positions: IntArray | None = None) -> None:
+        """Copy the rows of `slots` into `out` (`(rows, *feature)`, contiguous).
 
         Whole blocks are copied as blocks: one contiguous piece of `block_size` rows each.
+
+        Args:
+            key: an open key.
+            slots: what to read.
+            out: where to.
+            positions: row of `out` for each slot; None: `out` has a row for each, in order.
         """
+        storage = self._rows[key]
+        if not storage.size or not slots.size:
+            return
+        if positions is not None:
+            byte_rows(out, out.shape[0])[positions] = storage[slots]
+            return
         blocks = self._whole_blocks(slots)
         if blocks is None:
-            torch.index_select(indexable(self._flat(key)), 0, torch.from_numpy(slots), out=indexable(out))
+            np.take(storage, slots, out=byte_rows(out, slots.shape[0]), mode="clip")  # clip: no bounds pass, no copy
         else:
-            storage = self._storage[key]
-            view = out.view(blocks.shape[0], *storage.shape[1:])
-            torch.index_select(indexable(storage), 0, torch.from_numpy(blocks), out=indexable(view))
-
-    def _flat(self, key: Key) -> torch.Tensor:
-        storage = self._storage[key]
-        return storage.view(self.num_blocks * self.block_size, *storage.shape[2:])
+            np.take(self._blocks[key], blocks, out=byte_rows(out, blocks.shape[0]), mode="clip")
 
     def _whole_blocks(self, slots: IntArray) -> IntArray | None:
         if slots.shape[0] == 0 or slots.shape[0] % self.block_size:

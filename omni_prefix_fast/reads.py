@@ -177,17 +177,14 @@ class HitRead:
         if plan.pool is None:
             pool.gather(key, self.slots, rows[: len(self)])
             return rows
-        out = indexable(rows)[: len(self)]
+        out = rows[: len(self)]
         if plan.holes.size:
-            out[torch.from_numpy(plan.holes)] = 0
-        if plan.pool.size:
-            found = torch.empty((plan.pool.shape[0], *storage.shape[2:]), dtype=storage.dtype)
-            pool.gather(key, self.slots[plan.pool], found)
-            out[torch.from_numpy(plan.pool)] = indexable(found)
+            indexable(out)[torch.from_numpy(plan.holes)] = 0
+        pool.gather(key, self.slots[plan.pool], out, plan.pool)
         for part in plan.log:
             found = torch.empty((part.rows.shape[0], *storage.shape[2:]), dtype=storage.dtype)
             device.rows_to_host(part.chunk.rows[key], part.rows, found)
-            out[torch.from_numpy(part.positions)] = indexable(found)
+            indexable(out)[torch.from_numpy(part.positions)] = indexable(found)
         return rows
 
     def release(self, table: SlotTable, log: DeferredLog, state: ReadState) -> None:
