@@ -119,6 +119,18 @@ def test_forcing_a_chunk_out_seals_the_writes_that_cover_it() -> None:
     assert oldest.chunk_id == 1
 
 
+def test_sealed_writes_of_a_chunk_are_known_until_they_are_written() -> None:
+    """Whoever needs a chunk's bytes finds the writes that are still on their way, whoever sealed them."""
+    it = Log()
+    first, second = it.append({"A": 1, "B": 1}), it.append({"A": 1})
+    sealed = it.log.seal("A")
+    assert sealed is not None
+    assert it.log.sealed_of(first) == it.log.sealed_of(second) == [sealed]
+    it.log.written(sealed)
+    assert it.log.sealed_of(first) == []
+    assert it.log.oldest() is first
+
+
 def test_clear_gives_every_byte_back() -> None:
     """At shutdown nothing stays charged; a late release changes nothing."""
     it = Log()
