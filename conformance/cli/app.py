@@ -121,3 +121,14 @@ def mutants(
         from conformance.mutants.command import mutants as run_mutants
         from conformance.mutants.runner import LIMIT
     run_mutants(names, limit or LIMIT)
+
+
+@app.command()
+def bench(
+    threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of interleaved repeats.")] = 30,
+) -> None:
+    """What the cache costs, beside other implementations and a plain copy of the same bytes."""
+    with needs("conformance"):
+        from conformance.bench.command import bench as run_bench
+    run_bench(Console(), threads=threads, rounds=rounds)
