@@ -8,6 +8,7 @@ Sources: `vllm.v1.core.sched.output.SchedulerOutput`, `NewRequestData`, `CachedR
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,11 +66,12 @@ def read_scheduler_output(scheduler_output: Any) -> StepEvents:
 
 
 def _read(scheduler_output: Any) -> StepEvents:
-    scheduled = {r: int(n) for r, n in (getattr(scheduler_output, "num_scheduled_tokens", None) or {}).items()}
-    if negative := [r for r, n in scheduled.items() if n < 0]:
-        raise OmniPrefixCacheContractError(f"num_scheduled_tokens is negative for requests {negative}")
-    scheduled = {r: n for r, n in scheduled.items() if n}
-    total = sum(scheduled.values())
+    scheduled: dict[ReqId, int] = dict(getattr(scheduler_output, "num_scheduled_tokens", None) or {})
+    if scheduled and min(scheduled.values()) < 1:  # rare: not worth a look at each request of each step
+        if negative := [r for r, n in scheduled.items() if n < 0]:
+            raise OmniPrefixCacheContractError(f"num_scheduled_tokens is negative for requests {negative}")
+        scheduled = {r: n for r, n in scheduled.items() if n}
+    total = operator.index(sum(scheduled.values()))
     told = getattr(scheduler_output, "total_num_scheduled_tokens", None)
     if told is not None and int(told) != total:
         raise OmniPrefixCacheContractError(

@@ -62,7 +62,7 @@ class StepTable:
         """The step is saved."""
         self._open[context.layout.step_id] = context
 
-    def take(self, step_id: StepId, req_ids: Iterable[ReqId] | None = None) -> StepContext:
+    def take(self, step_id: StepId, req_ids: Iterable[ReqId] = ()) -> StepContext:
         """Consume a step. A wrong id, or a request that the step did not have, is refused and consumes nothing."""
         known = isinstance(step_id, int)
         context = self._open.get(step_id) if known else None
@@ -73,7 +73,8 @@ class StepTable:
                 f"step id {step_id!r} {why}; each id goes to materialize or discard_step exactly once. "
                 f"Unconsumed step ids: {self.unconsumed()}"
             )
-        if strangers := [r for r in req_ids or () if r not in context.layout.index]:
+        index = context.layout.index
+        if req_ids != context.layout.req_ids and (strangers := [r for r in req_ids if r not in index]):
             raise OmniPrefixCacheContractError(
                 f"step {step_id}: requests {strangers} were not in the batch when it was saved; "
                 f"it had {list(context.layout.req_ids)}"
