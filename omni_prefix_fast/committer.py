@@ -98,7 +98,7 @@ class OmniPrefixCacheController:
                         self._thread = self._runtime.spawn("committer", self._work)
                     self._wake.notify_all()
         if not accepted:
-            self._fail([task], None)
+            self._fail([task])
             self.check()
             raise OmniPrefixCacheClosedError(f"{task} was submitted after shutdown")
         if self._eager:
@@ -129,9 +129,7 @@ class OmniPrefixCacheController:
 
     def fail_all(self, what: str, cause: BaseException) -> None:
         """Record a failure that no write of its own has, and fail all that is queued."""
-        with self._wake:
-            queued, self._queue = list(self._queue), deque()
-        self._fail(queued, (what, cause))
+        self._fail(self._give_up(what, cause))
 
     def close(self, deadline: Deadline) -> None:
         """Fail what is queued and end the committer thread. Waits for the write in progress, until the deadline."""
@@ -139,7 +137,7 @@ class OmniPrefixCacheController:
             self._closed = True
             queued, self._queue = list(self._queue), deque()
             self._wake.notify_all()
-        self._fail(queued, None)
+        self._fail(queued)
         if self._thread is not None:
             self._thread.join(deadline.remaining())
 
@@ -172,10 +170,7 @@ class OmniPrefixCacheController:
         try:
             self._write(task, self._copy(task))
         except BaseException as error:
-            with self._wake:
-                queued, self._queue = list(self._queue), deque()
-                self._running = None
-            self._fail([task, *queued], (str(task), error))
+            self._fail([task, *self._give_up(str(task), error)])
             if self._eager and not isinstance(error, Exception):
                 raise
             return False
@@ -211,10 +206,16 @@ class OmniPrefixCacheController:
                 self._pool.write(piece.key, piece.slots, rows, kept)
         self._counters.trace("write_pool", task=task.task_id)
 
-    def _fail(self, tasks: list[WriteTask], record: tuple[str, BaseException] | None) -> None:
+    def _give_up(self, what: str, cause: BaseException) -> list[WriteTask]:
+        """Record a failure and take all that is queued, at once: nothing is queued behind a failure."""
         with self._wake:
-            if self._failure is None and record is not None:
-                self._failure = record
+            if self._failure is None:
+                self._failure = (what, cause)
+            queued, self._queue = list(self._queue), deque()
+            self._running = None
+        return queued
+
+    def _fail(self, tasks: list[WriteTask]) -> None:
         for task in tasks:
             task.move(TaskState.FAILED)
             self._counters.trace("fail_task", task=task.task_id)

@@ -1,7 +1,7 @@
 """The prefetch thread: gathers planned hits while the forward runs, so that `materialize` finds them done.
 
-Best effort. A read that it cannot fetch (a write failed, a deadline passed) is left planned: whoever needs it fetches
-it and gets the error.
+Best effort. A read that it cannot fetch (a write failed, the device raised, a deadline passed) is left planned: whoever
+needs it fetches it and gets the error.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from omni_prefix_fast.errors import OmniPrefixCacheUnmatchError
 from omni_prefix_fast.reads import HitRead
-from omni_prefix_fast.runtime import Runtime, Thread
+from omni_prefix_fast.runtime import Deadline, Runtime, Thread
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +25,7 @@ class Prefetcher:
         self._idle_s = idle_s
         self._wake = runtime.condition("prefetch queue")
         self._queue: deque[HitRead] = deque()
+        self._fetching = False
         self._closed = False
         self._thread: Thread | None = None
 
@@ -37,6 +37,16 @@ class Prefetcher:
                 if self._thread is None:
                     self._thread = self._runtime.spawn("prefetch", self._work)
                 self._wake.notify_all()
+
+    def wait_idle(self, deadline: Deadline) -> bool:
+        """Wait until every read was fetched or left; False if the deadline passed first."""
+        with self._wake:
+            while self._queue or self._fetching:
+                remaining = deadline.remaining()
+                if remaining <= 0:
+                    return False
+                self._wake.wait(remaining)
+        return True
 
     def close(self, timeout_s: float) -> None:
         """End the thread. Waits for the gather in progress, up to `timeout_s`."""
@@ -55,7 +65,11 @@ class Prefetcher:
                 if self._closed:
                     return
                 read = self._queue.popleft()
+                self._fetching = True
             try:
                 self._fetch(read)
-            except OmniPrefixCacheUnmatchError as error:
+            except Exception as error:  # noqa: BLE001 - whatever the device raises: the thread has to live on
                 logger.debug("prefetch of %r, step %d: %s", read.req_id, read.step_id, error)
+            with self._wake:
+                self._fetching = False
+                self._wake.notify_all()
