@@ -42,7 +42,8 @@ def inspect_machine(machine: PrefixCacheMachine) -> Inspection:
     """Copy the tables. Any thread."""
     every = np.arange(machine.table.num_slots)
     with machine.lock:
-        tasks: list[WriteTask] = [*machine.writers.values(), *machine.log.open_writes.values()]
+        log = machine.log
+        tasks: list[WriteTask] = [*machine.writers.values(), *log.open_writes.values(), *log.sealed.values()]
         contexts = machine.steps.contexts()
         return Inspection(
             version=_tuple(machine.table.version),

@@ -98,9 +98,9 @@ class PrefixCacheMachine:
         """Hit reads of the step that was started and is not saved yet."""
         self._next_task: TaskId = 0
 
-    def deadline(self) -> Deadline:
-        """The one deadline of a public call (`staging_claim_timeout_s`)."""
-        return Deadline(self._runtime, self._timeout_s)
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
+        """The one deadline of a public call; `staging_claim_timeout_s` if not given."""
+        return Deadline(self._runtime, self._timeout_s if timeout_s is None else timeout_s)
 
     # ---------------------------------------------------------------- step start (engine thread)
 
@@ -346,6 +346,16 @@ class PrefixCacheMachine:
                 else:
                     self.writers.pop(task.step_id, None)
 
+    def drain(self, deadline: Deadline) -> None:
+        """Wait until every sealed or immediate write is committed and the prefetch thread has nothing to do."""
+        with self.lock:
+            in_flight = [*self.writers.values(), *self.log.sealed.values()]
+        for task in in_flight:
+            self.controller.join(task, deadline)
+        self.commit_tasks()
+        if self.prefetcher is not None and not self.prefetcher.wait_idle(deadline):
+            raise OmniPrefixCacheStagingTimeoutError(f"hits are still being gathered after {deadline.seconds:g} s")
+
     # ---------------------------------------------------------------- handover (any thread)
 
     def take_step(self, step_id: StepId, req_ids: Collection[ReqId]) -> StepContext:
@@ -385,19 +395,15 @@ class PrefixCacheMachine:
         self.fetch_read(read, self.deadline())
 
     def let_go(self, context: StepContext) -> None:
-        """The step is consumed: its page, and whatever its reads still hold, are free."""
-        deadline = self.deadline()
-        try:
+        """The step is consumed: its page, and whatever its reads still hold, are free.
+
+        Waits for nobody: a gather in progress is thrown away by whoever does it.
+        """
+        with self.lock:
             for read in context.reads.values():
-                self._hold(read, deadline)
-                try:
-                    with self.lock:
-                        self._release(read, ReadState.DROPPED)
-                    read.rows.clear()
-                finally:
-                    read.lock.release()
-        finally:
-            self.release_page(context.layout.step_id, context.page)
+                self._release(read, ReadState.DROPPED)
+                read.rows = {}
+        self.release_page(context.layout.step_id, context.page)
 
     def _hold(self, read: HitRead, deadline: Deadline) -> None:
         if read.lock.acquire(blocking=False):
@@ -431,9 +437,9 @@ class PrefixCacheMachine:
     def close(self) -> None:
         """End the threads, waiting for what they are in the middle of, and let go of everything."""
         deadline = self.deadline()
+        self.controller.close(deadline)  # first: it wakes whoever waits for a write that will never be done
         if self.prefetcher is not None:
             self.prefetcher.close(deadline.remaining())
-        self.controller.close(deadline)
         self.commit_tasks()
         self.clear()
 

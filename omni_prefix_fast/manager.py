@@ -271,6 +271,23 @@ class OmniPrefixCacheManager:
         self._machine.let_go(self._machine.take_step(step_id, ()))
         self._machine.count_discarded()
 
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Wait until whatever was started in the background has ended: writes committed, planned hits gathered.
+
+        Before a shutdown it tells whether every write succeeded; before `inspect` it gives tables at rest. Deferred
+        rows of running requests stay where they are. Returns at once if eager. Engine thread.
+
+        Args:
+            timeout_s: limit of the wait; None: `staging_claim_timeout_s`.
+
+        Raises:
+            OmniPrefixCacheStagingTimeoutError: the limit passed. What was started goes on.
+            OmniPrefixCacheWriteError: a write failed.
+        """
+        self._check_usable()
+        self._machine.drain(self._machine.deadline(timeout_s))
+        self._check_usable()
+
     def shutdown(self) -> None:
         """Let go of everything. Twice is fine; any other call afterwards raises `OmniPrefixCacheClosedError`."""
         self._closed = True
@@ -320,12 +337,14 @@ class OmniPrefixCacheManager:
 
     def _lay_out(self, started: StartedStep) -> StepLayout:
         events = started.events
-        told, requests = events.computed, self._machine.requests
+        computed, emitted = events.computed, self._machine.requests.emitted
+        if untold := events.num_scheduled.keys() - computed.keys():
+            computed = {**computed, **{r: emitted(r) for r in untold}}
         layout = make_layout(
             started.step_id,
             self._view,
             events.num_scheduled,
-            {r: told[r] if r in told else requests.emitted(r) for r in events.num_scheduled},
+            computed,
             block_size=self.config.block_size,
             num_slots=self.config.num_slots,
         )
@@ -366,7 +385,7 @@ class OmniPrefixCacheManager:
         page = machine.claim_page(layout.step_id, deadline)
         ticket: BudgetTicket | None = None
         try:
-            transfer = self._stage(layout, intake, page)
+            self._open_keys(intake)
             machine.unplan_reads(layout)
             deferred = [key for key in intake.rows if key in self._policy.deferred_keys]
             if deferred:
@@ -374,6 +393,8 @@ class OmniPrefixCacheManager:
                 ticket = machine.reserve_budget(row_bytes * layout.num_tokens, deadline)
             clones = {k: self._device.clone(intake.rows[k], machine.pool.spec(k).dtype) for k in deferred if ticket}
             machine.preserve_reads(layout.slots, deadline)
+            # Last: nothing may fail, and so free the page, while copies are on their way to it.
+            transfer = self._stage(layout, intake, page)
         except BaseException:
             if ticket is not None:
                 ticket.release()
@@ -390,14 +411,17 @@ class OmniPrefixCacheManager:
             ticket=ticket,
         )
 
+    def _open_keys(self, intake: Intake) -> None:
+        for key, rows in intake.rows.items():
+            self._machine.pool.open(key, RowSpec.of(rows))
+            self._machine.staging.open(key, self._machine.pool.spec(key))
+
     def _stage(self, layout: StepLayout, intake: Intake, page: int) -> Transfer:
         """Start one copy a key, of the whole step, into its page."""
         machine = self._machine
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         nbytes = 0
         for key, rows in intake.rows.items():
-            machine.pool.open(key, RowSpec.of(rows))
-            machine.staging.open(key, machine.pool.spec(key))
             out = machine.staging.rows(page, key, layout.num_tokens)
             copies.append((rows, out))
             nbytes += out.numel() * out.element_size()

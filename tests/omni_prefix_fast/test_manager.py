@@ -242,14 +242,14 @@ def test_device_fault_before_the_publish_can_be_tried_again(operation: str, call
 
 def test_fault_while_a_read_is_completed_can_be_tried_again() -> None:
     """A claim that could not rescue a planned read is not made; the read stays planned."""
-    device = FaultyDevice(copy_to_host=6)
+    device = FaultyDevice(copy_to_host=5)
     engine = Engine(policy=DEFER, device=device)
     engine.take(engine.step(new=[("A", [0], 0, 4)], mm={"d": per_token(1)}), "A")
     late = engine.step(new=[("B", [0, 1], 4, 1)], mm={"d": per_token(1)})
     engine.start(new=[("C", [0], 0, 4)], base={"C": 90})
     assert device.calls["copy_to_host"] == 4
     before = engine.cache.inspect()
-    with pytest.raises(OSError, match="copy_to_host call 6"):
+    with pytest.raises(OSError, match="copy_to_host call 5"):
         engine.save()
     assert engine.cache.inspect() == before
     step = engine.save()
