@@ -86,7 +86,7 @@ class EagerDriver:
         slots = tuple(slot for item in batch for slot in item.slots)
         emits = frozenset(rows)
         deferred, num_bytes = self._deferred(emits, len(slots))
-        step = self.machine.next_id
+        step = self.issue_step()
         self.wait("claim_page", step, rows)
         try:
             if num_bytes:
@@ -171,6 +171,10 @@ class EagerDriver:
             except OmniPrefixCacheContractError as error:
                 problems.append(str(error))
         return problems
+
+    def issue_step(self) -> StepId:
+        """The id of the step to be saved: one never issued before."""
+        return self.machine.next_id
 
     def make_room(self, num_bytes: int) -> None:
         """Until so many bytes fit: take the oldest chunk, seal the writes and fetch the reads that hold its rows."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Self
 
@@ -209,10 +210,10 @@ class Machine:
 
     def preserve_reads(self, slots: Iterable[Slot]) -> Self:
         """7. Planned reads that pin a slot about to be claimed are fetched first."""
-        step_slots = frozenset(slots)
+        pinned = frozenset(slot for slot in slots if self.pins[slot])
         state = self
         for read, hit in self.reads.items():
-            if step_slots & hit.pinned:
+            if pinned & hit.pinned:
                 state = state.fetch_read(read)
         return state
 
@@ -395,10 +396,7 @@ class Machine:
         context = self.steps[step]
         own = self.pages[context.page].rows
         rows: dict[Key, dict[Req, tuple[Row, ...]]] = {}
-        offset = 0
-        for item in context.batch:
-            part = slice(offset, offset + len(item.slots))
-            offset = part.stop
+        for item, part in zip(context.batch, self._parts(context.batch), strict=True):
             if item.req not in (context.taken or ()):
                 continue
             read = context.reads.get(item.req)
@@ -429,6 +427,11 @@ class Machine:
         return replace(self, closed=True)
 
     # ------------------------------------------------------------------------- parts of actions
+
+    def _parts(self, batch: tuple[BatchItem, ...]) -> list[slice]:
+        """Where each request's rows stand among the step's."""
+        ends = tuple(accumulate(len(item.slots) for item in batch))
+        return [slice(end - len(item.slots), end) for item, end in zip(batch, ends, strict=True)]
 
     def _resolve(self, key: Key, slot: Slot) -> Source:
         occupancy = self.occupancy[key][slot]

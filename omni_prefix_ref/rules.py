@@ -53,23 +53,28 @@ class Rules:
         self.due: dict[ReadId, Due] = {}
         """By read, what its plan has to mean."""
         self.consumed: set[StepId] = set()
+        self._speak_of: dict[Callable[[Machine], None], tuple[str, ...]] = {
+            self.planned_read_names_rows: ("reads", "pins", "version", "log"),
+            self.rows_are_right: ("occupancy", "pool", "reads", "log", "version", "tasks"),
+            self.hit_is_whole_or_fatal: ("reads",),
+            self.one_writer: ("tasks", "queue"),
+            self.page_held_while_read: ("pages", "steps", "tasks"),
+            self.budget_charged_once: ("charged", "reserved", "log"),
+            self.abort_still_lands: ("occupancy", "version", "tasks", "steps", "pages"),
+            self.failure_is_loud_and_sticky: ("tasks", "failure"),
+        }
+        """The rules about states, each with the variables that it speaks of: it is checked when one of them changed."""
 
     def __call__(self, action: str, args: tuple[Any, ...], before: Machine, after: Machine) -> None:
         """Check one action. An observer of the drivers."""
         remember = getattr(self, f"_on_{action}", None)
         if remember is not None:
             remember(args, before, after)
-        for rule in (
-            self.planned_read_names_rows,
-            self.rows_are_right,
-            self.hit_is_whole_or_fatal,
-            self.one_writer,
-            self.page_held_while_read,
-            self.budget_charged_once,
-            self.abort_still_lands,
-            self.failure_is_loud_and_sticky,
-        ):
-            rule(after)
+        was = vars(before)
+        changed = {name for name, value in vars(after).items() if value is not was[name]}
+        for rule, variables in self._speak_of.items():
+            if not changed.isdisjoint(variables):
+                rule(after)
         self.strict_chain(action, before, after)
         self.plan_once(action, before, after)
         self.versions_never_fall(before, after)
@@ -86,8 +91,9 @@ class Rules:
         )
         self.saved[step] = rows
 
-    def _on_cancel_step(self, args: tuple[Any, ...], _: Machine, __: Machine) -> None:
+    def _on_cancel_step(self, args: tuple[Any, ...], _: Machine, after: Machine) -> None:
         del self.saved[args[0]]
+        require("budget_charged_once", after.reserved == 0, f"{after.reserved} reserved bytes are not given back")
 
     def _on_claim_slots(self, args: tuple[Any, ...], before: Machine, after: Machine) -> None:
         step, slots, emits = args
@@ -293,11 +299,7 @@ class Rules:
 
     def at_rest(self, state: Machine) -> None:
         """With every request finished and every step consumed, nothing is left but rows, versions and the failure."""
-        left = {
-            name: table
-            for name, table in vars(state).items()
-            if name in ("log", "tasks", "queue", "open_write", "write_n", "reads", "steps", "charged", "emitted")
-            and table
-        }
+        tables = "log", "tasks", "queue", "open_write", "write_n", "reads", "steps", "charged", "reserved", "emitted"
+        left = {name: getattr(state, name) for name in tables if getattr(state, name)}
         pages = [i for i, page in enumerate(state.pages) if page.holders]
         require("at_rest", not left and not pages and not any(state.pins), f"left behind: {left}, pages {pages}")

@@ -7,7 +7,7 @@ Every tensor given to the cache is overwritten as soon as the call returns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -263,6 +263,10 @@ class StandingRuntime:
     def event(self, name: str) -> fast_runtime.Event:
         """An event whose waits end at once."""
         return _StandingEvent(name)
+
+    def spawn(self, name: str, target: Callable[[], None]) -> fast_runtime.Thread:  # noqa: ARG002
+        """Refused: an eager cache has no thread."""
+        raise AssertionError(f"an eager cache starts the thread {name!r}")
 
 
 class _FreeLock:

@@ -46,6 +46,8 @@ class LaggingDriver(EagerDriver):
 
     def __init__(self, *args: Any, rng: random.Random, **kwargs: Any) -> None:
         self.rng = rng
+        self.pace = rng.choice((0.01, 0.05, 0.25))
+        """How readily other threads move: a committer may fall steps behind, or keep up."""
         self._nested = False
         self._committing = False
         super().__init__(*args, **kwargs)
@@ -68,7 +70,7 @@ class LaggingDriver(EagerDriver):
             return
         self._nested = True
         try:
-            while self.rng.random() < 0.25:
+            while self.rng.random() < self.pace:
                 self.move_another_thread()
         finally:
             self._nested = False

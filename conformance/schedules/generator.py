@@ -77,6 +77,7 @@ class _Chances:
         def some(*values: float) -> float:
             return rng.choice(values)
 
+        emit = {key.name: some(0.0 if key == FEED else 1.0, 0.2, 0.5, 0.8) for key in keys}
         return cls(
             abort=some(0.0, 0.05, 0.15),
             preempt=some(0.0, 0.05, 0.2),
@@ -87,7 +88,7 @@ class _Chances:
             partial=some(0.0, 0.2),
             discard=some(0.0, 0.1, 0.3),
             hoard=some(0.2, 0.6, 0.9),
-            emit={k.name: 1.0 if k.name == HIDDEN_KEY else some(0.2, 0.5, 0.8, 1.0) for k in keys},
+            emit=emit | {HIDDEN_KEY: 1.0},
         )
 
 
@@ -95,7 +96,7 @@ class _Generator:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         rng = self.rng = random.Random(f"omni-prefix trace {seed}")
-        keys = [HIDDEN, FEED, CODES, TONES] if rng.random() < 0.85 else [FEED, CODES, TONES]
+        keys = [HIDDEN, FEED, CODES, TONES] if rng.random() < 0.7 else [FEED, CODES, TONES]
         self.chances = _Chances.draw(rng, keys)
         block_size = rng.choice((1, 2, 2, 4))
         num_blocks = rng.randint(4, 10)
@@ -124,7 +125,7 @@ class _Generator:
         """Steps saved and not consumed, by label, with what each request is owed."""
         self.consumed: list[int] = []
         self.labels = 0
-        self.fail_at = rng.randrange(3, 20) if rng.random() < 0.12 else None
+        self.fail_at = rng.randrange(2, 16) if rng.random() < 0.15 else None
 
     def run(self) -> Generated:
         """Draw the whole trace."""
@@ -202,38 +203,44 @@ class _Generator:
             finished.append("never seen")
         for req in told:
             self.oracle.forget(req)
-        self._start(finished, placed)
-        if placed and self.rng.random() < self.chances.unsaved:
-            for part in placed:
-                self.oracle.computed(self._slots(part)[part.start :], part.request.content, part.start, ())
-            parts = [Part(req=p.request.req, start=p.start, slots=self._slots(p)[p.start :]) for p in placed]
-            self.events.append(Unsaved(batch=parts))
-            self.counts["unsaved steps"] += 1
-            self.ended += [request.req for request in self.scheduler.forward_done(placed)]
+        victim = self._start(finished, placed)
+        if placed and (victim is not None or self.rng.random() < self.chances.unsaved):
+            self._lose(placed)
         elif placed:
             self._save(placed)
-            ended = self.scheduler.forward_done(placed)
-            self.ended += [request.req for request in ended]
+        self.ended += [request.req for request in self.scheduler.forward_done(placed)]
+        if victim in self.scheduler.requests:
+            self._abort(victim)
 
-    def _start(self, finished: list[str], placed: list[Placed]) -> None:
+    def _start(self, finished: list[str], placed: list[Placed]) -> Request | None:
+        """A step starts. Now and then it is told wrongly and refused; returns the request that was to blame."""
         admitted = [self._admission(part) for part in placed if part.kind != "running"]
+        self.counts.update(f"{part.kind} admissions" for part in placed if part.kind != "running")
         event = Start(
             finished=finished,
             admitted=admitted,
             running={part.request.req: part.start for part in placed if part.kind == "running"},
             scheduled={part.request.req: part.count for part in placed},
         )
-        wrong = [i for i, a in enumerate(admitted) if a.computed]
-        if wrong and self.rng.random() < self.chances.misuse:
-            at = self.rng.choice(wrong)
-            owed = self.oracle.offered(admitted[at].req) < admitted[at].computed
-            bad = admitted[at].model_copy(update={"blocks": self.rng.choice((None, [])) if owed else None})
-            self.events.append(
-                event.model_copy(update={"admitted": [*admitted[:at], bad, *admitted[at + 1 :]], "error": CONTRACT})
-            )
-            self.counts["refused calls"] += 1
-        self.events.append(event)
-        self.counts.update(f"{part.kind} admissions" for part in placed if part.kind != "running")
+        hits = [i for i, a in enumerate(admitted) if a.computed]
+        if not hits or self.rng.random() >= self.chances.misuse:
+            self.events.append(event)
+            return None
+        at = self.rng.choice(hits)
+        owed = self.oracle.offered(admitted[at].req) < admitted[at].computed
+        bad = admitted[at].model_copy(update={"blocks": self.rng.choice((None, [])) if owed else None})
+        admitted = [*admitted[:at], bad, *admitted[at + 1 :]]
+        self.events.append(event.model_copy(update={"admitted": admitted, "error": CONTRACT}))
+        self.counts["refused calls"] += 1
+        return next(part.request for part in placed if part.request.req == bad.req)
+
+    def _lose(self, placed: list[Placed]) -> None:
+        """The engine computes a step, and the cache is never given its rows."""
+        parts = [Part(req=p.request.req, start=p.start, slots=self._slots(p)[p.start :]) for p in placed]
+        for told, part in zip(parts, placed, strict=True):
+            self.oracle.computed(told.slots, part.request.content, part.start, ())
+        self.events.append(Unsaved(batch=parts))
+        self.counts["unsaved steps"] += 1
 
     def _admission(self, part: Placed) -> Admission:
         resumed = part.kind == "resumed" and not self.tell_resumed_as_new
