@@ -78,8 +78,9 @@ class StageCheck:
     def run(self, facts: StageFacts) -> None:
         """Raise `OmniPrefixCacheConfigError` if this check refuses the stage."""
         if found := self.finds(facts):
+            because = self.because[0].upper() + self.because[1:]
             raise OmniPrefixCacheConfigError(
-                f"no prefix cache of stage outputs for this stage: {found}. {self.because}. "
+                f"no prefix cache of stage outputs for this stage: {found}. {because}. "
                 f"{self.change}, or set enable_prefix_caching to False for this stage."
             )
 

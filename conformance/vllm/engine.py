@@ -6,6 +6,7 @@ vLLM is imported, which takes some ten seconds the first time.
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -143,9 +144,19 @@ class StepEngine:
         self._engine = self.llm.llm_engine
         self.worker: Any = self._engine.engine_core.engine_core.model_executor.driver_worker.worker
         self.worker.observer = Observer(BLOCK_SIZE)
-        self.link: StageLink = self.worker.model_runner.omni_prefix
-        self.link.handover.add_sink(CallbackSink(self.recorder.receive))
+        self._link: StageLink | None = self.worker.model_runner.omni_prefix
+        if self._link is not None:
+            self._link.handover.add_sink(CallbackSink(self.recorder.receive))
         self._open = True
+
+    @property
+    def link(self) -> StageLink:
+        """The link to cache and sinks. Raises `RuntimeError` for an engine that has none."""
+        if self._link is None:
+            raise RuntimeError(
+                "this engine hands nothing over: omni_prefix.enabled is false, or the stage is a pooling one"
+            )
+        return self._link
 
     @property
     def counts(self) -> Counts:
@@ -190,6 +201,7 @@ class StepEngine:
                 self._engine.engine_core.shutdown()
             finally:
                 self._parent.cleanup()
+            gc.freeze()  # vLLM collects garbage seven times from one engine to the next; this makes most of them short
 
     def __enter__(self) -> Self:
         return self
