@@ -17,8 +17,8 @@ def run_requests(console: Console, *, seed: int, requests: int, cache_factory: C
     console.rule("[bold]Random requests, cache on against cache off", align="left")
     console.print(
         "The built-in engine follows vLLM's scheduling rules; a row is a function of the token prefix. Every request "
-        "runs twice, with prefix caching on and off. Steps are handed over at once, late, out of order, from a "
-        "thread, in part, or discarded.",
+        "runs twice, with prefix caching on and off. Rows are written inline or on threads of the cache; steps are "
+        "handed over at once, late, out of order, from a thread, in part, or discarded.",
         highlight=False,
     )
     tally, notes = Tally(), []
@@ -48,6 +48,7 @@ def counts_of(tally: Tally) -> dict[str, int]:
     return {
         "requests": tally.requests,
         "engine steps": tally.steps,
+        "  of them with writes on other threads": tally.asynchronous_steps,
         "admissions, resumes included": tally.admissions,
         "hits": tally.hits,
         "same-step hits": tally.same_step_hits,
@@ -59,6 +60,7 @@ def counts_of(tally: Tally) -> dict[str, int]:
         "steps handed over from a thread": tally.threaded,
         "steps discarded, or handed over in part": tally.discarded + tally.partial,
         "rows served from the cache": tally.rows_from_cache,
+        "rows compared again after the run": tally.rows_kept,
         "rows compared": tally.rows_compared,
         "positions missing": tally.missing,
         "differences": tally.differences,

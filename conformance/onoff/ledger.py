@@ -1,11 +1,12 @@
 """What was handed over, held against what is owed, bit for bit and position by position.
 
-What is owed comes from the run with prefix caching off. Three things are checked of each step:
+What is owed comes from the run with prefix caching off. Four things are checked of each step:
 
 - *Positions.* A span ends where the step's computation ends, leaves no gap after what was offered before, and starts
   where computation starts unless the request was admitted in this step.
 - *Rows.* Each row has the bits that the other run computed at that position. A key that not every token emits may be
   left out where no token of the span emits it; elsewhere its rows are due, and zeros where a token has none.
+- *Later.* Some of what was handed over is kept and compared again at the end of the run: nothing may write to it.
 - *Leftovers.* What is no row comes back whole: the list entry of the request itself, the tensor that is everybody's.
 """
 
@@ -22,6 +23,8 @@ from conformance.engine.model import VOICE
 from omni_prefix_fast.types import HIDDEN_KEY, Span, StageCacheOutputs
 
 MAX_NOTES = 20
+KEEP_EVERY = 200
+"""One in so many tensors handed over is kept to the end of the run."""
 
 
 @dataclass(slots=True)
@@ -67,10 +70,13 @@ class Ledger:
     rows_from_cache: int = 0
     leftovers_compared: int = 0
     gaps: int = 0
+    rows_kept: int = 0
     differences: int = 0
     missing: int = 0
     notes: list[str] = field(default_factory=list)
     _offered: dict[str, int] = field(default_factory=dict)
+    _settled: int = 0
+    _kept: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     _due_from: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def save(self, ticket: Ticket) -> None:
@@ -109,6 +115,12 @@ class Ledger:
             offered = self._offered.get(req_id, 0)
             if offered < end:
                 self._miss(f"{req_id}: offered only {offered} of {end} positions", end - offered)
+        for what, rows, want in self._kept:
+            changed = int((~same_rows(rows, want)).sum())
+            self.rows_kept += len(rows)
+            if changed:
+                self._differ(f"{what}: {changed} rows changed after they were handed over", changed)
+        self._kept.clear()
         if self._due_from:
             self._miss(f"steps {sorted(self._due_from)} were never consumed", len(self._due_from))
 
@@ -141,7 +153,11 @@ class Ledger:
         if not isinstance(rows, torch.Tensor):
             self._miss(f"step {step_id} {req_id}: {key} over {span} is {type(rows).__name__}", end - start)
             return
-        same = same_rows(rows, self.owed[req_id].rows[key][start:end])
+        want = self.owed[req_id].rows[key][start:end]
+        same = same_rows(rows, want)
+        self._settled += 1
+        if self._settled % KEEP_EVERY == 0:
+            self._kept.append((f"step {step_id} {req_id}: {key}", rows, want))
         self.rows_compared += end - start
         self.rows_from_cache += max(min(computed, end) - start, 0)
         if not same.all():

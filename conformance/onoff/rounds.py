@@ -23,6 +23,8 @@ class Round:
     cache: PrefixCacheConfig
     policy: ModelCachePolicy
     manners: Manners
+    eager: bool
+    """Whether the cache writes inline, or on threads of its own."""
 
 
 def draw_round(seed: int, num_requests: int) -> Round:
@@ -70,4 +72,5 @@ def draw_round(seed: int, num_requests: int) -> Round:
             request_list_keys=frozenset({TAGS}),
         ),
         manners=Manners(max_open=depth - 1),
+        eager=rng.random() < 0.5,
     )

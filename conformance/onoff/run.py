@@ -45,7 +45,7 @@ def make_cache(setup: Round, view: Any) -> Cache:
     """The cache of this project."""
     from omni_prefix_fast import OmniPrefixCacheManager  # noqa: PLC0415 - only who runs a cache needs the whole package
 
-    return OmniPrefixCacheManager(setup.cache, view, eager=True)
+    return OmniPrefixCacheManager(setup.cache, view, eager=setup.eager)
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class Tally:
 
     requests: int = 0
     steps: int = 0
+    asynchronous_steps: int = 0
     admissions: int = 0
     hits: int = 0
     same_step_hits: int = 0
@@ -69,6 +70,7 @@ class Tally:
     rows_from_cache: int = 0
     rows_compared: int = 0
     leftovers_compared: int = 0
+    rows_kept: int = 0
     missing: int = 0
     differences: int = 0
 
@@ -229,6 +231,7 @@ class _Run:
         tally = Tally(
             requests=len(self.planned),
             steps=steps,
+            asynchronous_steps=0 if self.setup.eager else steps,
             admissions=stats.admissions,
             hits=stats.hits,
             same_step_hits=stats.same_step_hits,
@@ -244,6 +247,7 @@ class _Run:
             rows_from_cache=ledger.rows_from_cache,
             rows_compared=ledger.rows_compared,
             leftovers_compared=ledger.leftovers_compared,
+            rows_kept=ledger.rows_kept,
             missing=ledger.missing,
             differences=ledger.differences,
         )

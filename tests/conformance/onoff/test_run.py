@@ -1,5 +1,6 @@
 """`conformance.onoff`: the comparison passes for the cache, and fails for each kind of wrong answer."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -105,6 +106,20 @@ class _OthersTags(_Faulty):
         return replace(outs, mm_outputs={**outs.mm_outputs, "tags": dict.fromkeys(tags, first)})
 
 
+class _Recycled(_Faulty):
+    """Writes to what it handed over a hundred steps ago."""
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(cache)
+        self.handed_over: deque[torch.Tensor] = deque()
+
+    def spoil(self, outs: StageCacheOutputs) -> StageCacheOutputs:
+        self.handed_over.extend(outs.mm_outputs["codes"].values())
+        while len(self.handed_over) > 100:
+            self.handed_over.popleft().zero_()
+        return outs
+
+
 class _Rounded(_Faulty):
     """Hands hidden rows over in another dtype, whose values compare equal."""
 
@@ -129,10 +144,10 @@ def test_the_cache_hands_over_what_a_run_without_it_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [_OneBit, _Swapped, _ZeroPrefix, _OthersTags, _Rounded], ids=lambda fault: fault.__name__
+    "fault", [_OneBit, _Swapped, _ZeroPrefix, _OthersTags, _Rounded, _Recycled], ids=lambda fault: fault.__name__
 )
 def test_wrong_rows_are_seen(fault: Callable[[Cache], Cache]) -> None:
-    """One bit, another request's row, zeros, another dtype: each is a difference, and the notes say where."""
+    """One bit, another request's row, zeros, another dtype, a change afterwards: each is a difference, with a note."""
     setup = _round()
     setup = replace(setup, policy=setup.policy.model_copy(update={"needs_full_hidden_states": True}))
     result = _run(setup, fault)
