@@ -21,7 +21,7 @@ from omni_prefix_fast.intake import Leftover
 from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.log import BudgetTicket, DeferredLog, DeviceBudget, LogChunk
 from omni_prefix_fast.metrics import Counters, TimedLock
-from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.pool import PrefixBlockPool, RowSpec
 from omni_prefix_fast.prefetch import Prefetcher
 from omni_prefix_fast.reads import HitRead, ReadState
 from omni_prefix_fast.recycler import OutputAllocator
@@ -162,6 +162,13 @@ class PrefixCacheMachine:
     def release_page(self, step_id: StepId, page: int) -> None:
         """The step does not need its page any more."""
         self.staging.release(page, Holder("step", step_id))
+
+    def open_keys(self, specs: Mapping[Key, RowSpec], deferred: Collection[Key], *, resident: bool = False) -> None:
+        """Allocate pool, pages and table of the keys that have none. No lock: nothing looks there before `publish`."""
+        for key, spec in specs.items():
+            self.pool.open(key, spec, resident=resident)
+            self.staging.open(key, self.pool.spec(key), resident=resident)
+            self.table.prepare_key(key, deferred=key in deferred)
 
     def unplan_reads(self, layout: StepLayout) -> None:
         """`UnplanReads`: this step's reads on slots that it computes resolved to an older tenant at the start."""

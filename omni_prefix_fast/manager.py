@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,29 @@ class OmniPrefixCacheManager:
         if policy != self._policy:
             self._policy = policy
             self._sorter = KeySorter(policy)
+
+    def warm_up(self, keys: Mapping[Key, tuple[torch.dtype, Sequence[int]]]) -> None:
+        """Allocate what the keys need, and fault it in, so that no request pays for it. After `register_policy`.
+
+        Without it each key is allocated by the first save that brings it. Engine thread.
+
+        Args:
+            keys: dtype and feature shape of a row, by key; the hidden states' is `HIDDEN_KEY`.
+
+        Raises:
+            OmniPrefixCacheContractError: no save could keep rows under a key, or the key is open with another type or
+                width. Nothing was allocated.
+        """
+        self._check_usable()
+        if not isinstance(keys, Mapping):
+            raise OmniPrefixCacheContractError(
+                f"warm_up takes a mapping of key to (dtype, feature shape), not a {type(keys).__name__}"
+            )
+        specs = {key: RowSpec.declared(key, row) for key, row in keys.items()}
+        for key, spec in specs.items():
+            self._sorter.check_per_token(key, spec.feature)
+            self._machine.pool.check(key, spec)
+        self._machine.open_keys(specs, self._policy.deferred_keys, resident=True)
 
     def new_step_starts(self, scheduler_output: Any) -> None:
         """Take in a step's scheduler output: finished requests first, then new and resumed ones and their hits.
@@ -385,7 +408,7 @@ class OmniPrefixCacheManager:
         page = machine.claim_page(layout.step_id, deadline)
         ticket: BudgetTicket | None = None
         try:
-            self._open_keys(intake)
+            machine.open_keys({k: RowSpec.of(rows) for k, rows in intake.rows.items()}, self._policy.deferred_keys)
             machine.unplan_reads(layout)
             deferred = [key for key in intake.rows if key in self._policy.deferred_keys]
             if deferred:
@@ -410,11 +433,6 @@ class OmniPrefixCacheManager:
             transfer=transfer,
             ticket=ticket,
         )
-
-    def _open_keys(self, intake: Intake) -> None:
-        for key, rows in intake.rows.items():
-            self._machine.pool.open(key, RowSpec.of(rows))
-            self._machine.staging.open(key, self._machine.pool.spec(key))
 
     def _stage(self, layout: StepLayout, intake: Intake, page: int) -> Transfer:
         """Start one copy a key, of the whole step, into its page."""

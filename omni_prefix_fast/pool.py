@@ -6,8 +6,9 @@ neither takes a lock here.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,20 @@ class RowSpec:
     def of(cls, rows: torch.Tensor) -> RowSpec:
         """The spec of a tensor `(tokens, *feature)`."""
         return cls(rows.dtype, tuple(rows.shape[1:]))
+
+    @classmethod
+    def declared(cls, key: Key, row: Any) -> RowSpec:
+        """The spec that somebody gives as `(dtype, feature shape)`. Raises `OmniPrefixCacheContractError` if it is none."""
+        try:
+            dtype, feature = row
+            shape = tuple(operator.index(size) for size in feature)
+        except (TypeError, ValueError):
+            dtype, shape = None, ()
+        if not isinstance(dtype, torch.dtype) or any(size < 0 for size in shape):
+            raise OmniPrefixCacheContractError(
+                f"key {key!r}: {row!r} does not describe a row; give (dtype, feature shape), say (torch.bfloat16, (2048,))"
+            )
+        return cls(dtype, shape)
 
     @property
     def nbytes(self) -> int:
@@ -136,17 +151,22 @@ class PrefixBlockPool:
         known = self._specs.get(key)
         if known is not None and not known.accepts(spec):
             raise OmniPrefixCacheContractError(
-                f"key {key!r} holds rows of {known.dtype} {known.feature}, this step brings {spec.dtype} "
-                f"{spec.feature}; a key keeps the type and width of its first rows. Emit it under another name, or "
+                f"key {key!r} holds rows of {known.dtype} {known.feature}, but rows of {spec.dtype} "
+                f"{spec.feature} are to go there; a key keeps the type and width of its first rows. Emit it under another name, or "
                 "declare it in ModelCachePolicy.request_keys if it has no row a token"
             )
 
-    def open(self, key: Key, spec: RowSpec) -> None:
-        """Allocate the rows of `key`, zeroed. Nothing if it is open; raises as `check` does."""
+    def open(self, key: Key, spec: RowSpec, *, resident: bool = False) -> None:
+        """Allocate the rows of `key`, zeroed. Nothing if it is open; raises as `check` does.
+
+        `resident`: fault its pages in at once, instead of when they are first written.
+        """
         self.check(key, spec)
         if key not in self._storage:
             shape = (self.num_blocks, self.block_size, *spec.feature)
             storage = torch.zeros(shape, dtype=spec.dtype, pin_memory=self._pin)
+            if resident:
+                storage.zero_()
             self._rows[key] = byte_rows(storage, self.num_blocks * self.block_size)
             self._blocks[key] = byte_rows(storage, self.num_blocks)
             self._specs[key] = spec

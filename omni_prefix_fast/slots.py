@@ -35,14 +35,17 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.version: IntArray = np.zeros(num_slots, dtype=np.int64)
+        # Filled, not merely zeroed, so that no step faults their pages in.
+        self.version: IntArray = np.full(num_slots, 0, dtype=np.int64)
         self.owner: IntArray = np.full(num_slots, NO_STEP, dtype=np.int64)
-        self.pins: npt.NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
-        self._scratch: IntArray = np.zeros(num_slots, dtype=np.int64)
-        self._stamps: IntArray = np.zeros(num_slots, dtype=np.int64)
+        self.pins: npt.NDArray[np.int32] = np.full(num_slots, 0, dtype=np.int32)
+        self._scratch: IntArray = np.full(num_slots, 0, dtype=np.int64)
+        self._stamps: IntArray = np.full(num_slots, 0, dtype=np.int64)
         self._epoch = 0
         self._occupancy: dict[Key, npt.NDArray[np.uint8]] = {}
         self._log: dict[Key, LogRows] = {}
+        self._prepared: dict[Key, tuple[npt.NDArray[np.uint8], LogRows | None]] = {}
+        """Tables of keys that are not open yet."""
 
     @property
     def nbytes(self) -> int:
@@ -50,8 +53,10 @@ class SlotTable:
         by_slot = (
             self.version.nbytes + self.owner.nbytes + self._scratch.nbytes + self._stamps.nbytes + self.pins.nbytes
         )
-        by_key = sum(a.nbytes for a in self._occupancy.values())
-        return by_slot + by_key + sum(log.chunk.nbytes + log.row.nbytes for log in self._log.values())
+        prepared = self._prepared.values()
+        by_key = sum(a.nbytes for a in (*self._occupancy.values(), *(occupancy for occupancy, _ in prepared)))
+        logs = (*self._log.values(), *(log for _, log in prepared if log is not None))
+        return by_slot + by_key + sum(log.chunk.nbytes + log.row.nbytes for log in logs)
 
     def open_keys(self) -> tuple[Key, ...]:
         """Keys with a table, in the order in which they were opened."""
@@ -61,14 +66,23 @@ class SlotTable:
         """Whether `key` has a table."""
         return key in self._occupancy
 
+    def prepare_key(self, key: Key, *, deferred: bool) -> None:
+        """Allocate the table that `open_key` will give to `key`. Nothing else sees it, so the caller needs no lock."""
+        if key in self._occupancy or key in self._prepared:
+            return
+        log: LogRows | None = None
+        if deferred:
+            log = LogRows(*(np.full(self.num_slots, value, dtype=np.int64) for value in (NO_CHUNK, 0)))
+        self._prepared[key] = (np.full(self.num_slots, Occupancy.ABSENT, dtype=np.uint8), log)
+
     def open_key(self, key: Key, *, deferred: bool) -> None:
         """Give `key` a table with every slot absent. Nothing if it has one."""
         if key in self._occupancy:
             return
-        self._occupancy[key] = np.zeros(self.num_slots, dtype=np.uint8)
-        if deferred:
-            none = np.full(self.num_slots, NO_CHUNK, dtype=np.int64)
-            self._log[key] = LogRows(none, np.zeros(self.num_slots, dtype=np.int64))
+        self.prepare_key(key, deferred=deferred)
+        self._occupancy[key], log = self._prepared.pop(key)
+        if log is not None:
+            self._log[key] = log
 
     def close_key(self, key: Key) -> None:
         """Forget `key`: no slot has a row of it any more."""

@@ -39,11 +39,14 @@ class StagingBufferPool:
         with self._freed:
             return tuple(tuple(sorted(h)) for h in self._holders)
 
-    def open(self, key: Key, spec: RowSpec) -> None:
-        """Allocate the buffers of `key` in every page. Nothing if it has them. Engine thread."""
+    def open(self, key: Key, spec: RowSpec, *, resident: bool = False) -> None:
+        """Allocate the buffers of `key` in every page; `resident` as in the pool. Nothing if it has them. Engine thread."""
         if key not in self._buffers:
             shape = (self.depth, self.capacity, *spec.feature)
-            self._buffers[key] = torch.zeros(shape, dtype=spec.dtype, pin_memory=self._pin)
+            buffers = torch.zeros(shape, dtype=spec.dtype, pin_memory=self._pin)
+            if resident:
+                buffers.zero_()
+            self._buffers[key] = buffers
 
     def rows(self, page: int, key: Key, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of a page, a view `(num_rows, *feature)`. Only for a holder of the page."""
