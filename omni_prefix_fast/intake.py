@@ -113,22 +113,20 @@ class KeySorter:
     def check_per_token(self, key: Key, feature: Sequence[int]) -> None:
         """Raise `OmniPrefixCacheContractError` if `sort` would not take rows of `feature` under `key` for per token."""
         policy = self._policy
-        if not isinstance(key, str):
-            why = "is not a string"
-        elif key == HIDDEN_KEY:
-            why = "" if policy.needs_full_hidden_states else "is skipped by the policy (needs_full_hidden_states)"
-        elif policy.is_declared_per_token(key):
-            why = ""
-        elif policy.is_declared_per_request(key):
-            why = "is declared in ModelCachePolicy.request_keys or request_list_keys"
-        elif policy.token_keys is not None:
-            why = "is not among ModelCachePolicy.token_keys, which are given"
-        elif not self._per_token.get(key, True):
-            why = "was seen without one row a token before"
+        if policy.is_declared_per_token(key):
+            return
+        if key == HIDDEN_KEY:
+            reasons = {"is skipped by the policy (needs_full_hidden_states)": not policy.needs_full_hidden_states}
         else:
-            why = "" if feature else "has no feature dimension; declare it in ModelCachePolicy.token_keys"
-        if why:
-            raise OmniPrefixCacheContractError(f"no rows are ever kept under key {key!r}: it {why}")
+            reasons = {
+                "is declared in ModelCachePolicy.request_keys or request_list_keys": policy.is_declared_per_request(key),
+                "is not declared in ModelCachePolicy.token_keys, which are given": policy.token_keys is not None,
+                "was seen before, and had not one row a token": not self._per_token.get(key, True),
+                "has no feature dimension; declare it in ModelCachePolicy.token_keys": not feature,
+            }
+        for reason, holds in reasons.items():
+            if holds:
+                raise OmniPrefixCacheContractError(f"no rows are ever kept under key {key!r}: it {reason}")
 
     def undo(self) -> None:
         """The step sorted last is not saved: what it taught about keys is forgotten."""

@@ -71,7 +71,7 @@ class RowSpec:
 
     @classmethod
     def declared(cls, key: Key, row: Any) -> RowSpec:
-        """The spec that somebody gives as `(dtype, feature shape)`. Raises `OmniPrefixCacheContractError` if it is none."""
+        """The spec given as `(dtype, feature shape)`. Raises `OmniPrefixCacheContractError` if `row` is no such pair."""
         try:
             dtype, feature = row
             shape = tuple(operator.index(size) for size in feature)
@@ -79,7 +79,8 @@ class RowSpec:
             dtype, shape = None, ()
         if not isinstance(dtype, torch.dtype) or any(size < 0 for size in shape):
             raise OmniPrefixCacheContractError(
-                f"key {key!r}: {row!r} does not describe a row; give (dtype, feature shape), say (torch.bfloat16, (2048,))"
+                f"key {key!r}: {row!r} does not describe a row; give (dtype, feature shape), for example "
+                "(torch.bfloat16, (2048,))"
             )
         return cls(dtype, shape)
 
@@ -152,8 +153,8 @@ class PrefixBlockPool:
         if known is not None and not known.accepts(spec):
             raise OmniPrefixCacheContractError(
                 f"key {key!r} holds rows of {known.dtype} {known.feature}, but rows of {spec.dtype} "
-                f"{spec.feature} are to go there; a key keeps the type and width of its first rows. Emit it under another name, or "
-                "declare it in ModelCachePolicy.request_keys if it has no row a token"
+                f"{spec.feature} are to go there; a key keeps the type and width of its first rows. Emit it under "
+                "another name, or declare it in ModelCachePolicy.request_keys if it has no row a token"
             )
 
     def open(self, key: Key, spec: RowSpec, *, resident: bool = False) -> None:
