@@ -112,6 +112,8 @@ class KeySorter:
 
     def check_per_token(self, key: Key, feature: Sequence[int]) -> None:
         """Raise `OmniPrefixCacheContractError` if `sort` would not take rows of `feature` under `key` for per token."""
+        if not isinstance(key, str):
+            raise OmniPrefixCacheContractError(f"key {key!r} is not a string")
         policy = self._policy
         if policy.is_declared_per_token(key):
             return
@@ -119,7 +121,7 @@ class KeySorter:
             reasons = {"is skipped by the policy (needs_full_hidden_states)": not policy.needs_full_hidden_states}
         else:
             reasons = {
-                "is declared in ModelCachePolicy.request_keys or request_list_keys": policy.is_declared_per_request(key),
+                "is declared in ModelCachePolicy.request_keys (or _list_keys)": policy.is_declared_per_request(key),
                 "is not declared in ModelCachePolicy.token_keys, which are given": policy.token_keys is not None,
                 "was seen before, and had not one row a token": not self._per_token.get(key, True),
                 "has no feature dimension; declare it in ModelCachePolicy.token_keys": not feature,

@@ -71,7 +71,7 @@ class RowSpec:
 
     @classmethod
     def declared(cls, key: Key, row: Any) -> RowSpec:
-        """The spec given as `(dtype, feature shape)`. Raises `OmniPrefixCacheContractError` if `row` is no such pair."""
+        """The spec given as `(dtype, feature shape)`. Raises `OmniPrefixCacheContractError` if `row` is none."""
         try:
             dtype, feature = row
             shape = tuple(operator.index(size) for size in feature)
