@@ -23,6 +23,7 @@ from omni_prefix_fast.errors import (
     OmniPrefixCacheUnmatchError,
     OmniPrefixCacheWriteError,
 )
+from omni_prefix_fast.footprint import StageFootprint, stage_footprint
 from omni_prefix_fast.gate import (
     check_prefix_cache_kv_groups,
     check_prefix_cache_kv_transfer,
@@ -50,9 +51,11 @@ __all__ = [
     "PrefixBlockPool",
     "PrefixCacheConfig",
     "StageCacheOutputs",
+    "StageFootprint",
     "WriteSchedule",
     "check_prefix_cache_kv_groups",
     "check_prefix_cache_kv_transfer",
     "get_prefix_cache_group_view",
+    "stage_footprint",
     "stage_prefix_cache_config",
 ]

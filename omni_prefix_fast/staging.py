@@ -40,7 +40,7 @@ class StagingBufferPool:
             return tuple(tuple(sorted(h)) for h in self._holders)
 
     def open(self, key: Key, spec: RowSpec, *, resident: bool = False) -> None:
-        """Allocate the buffers of `key` in every page, `resident` as in the pool. Nothing if it has them. Engine thread."""
+        """Allocate the buffers of `key` in every page. Nothing if it has them; `resident` as in the pool."""
         if key not in self._buffers:
             shape = (self.depth, self.capacity, *spec.feature)
             buffers = torch.zeros(shape, dtype=spec.dtype, pin_memory=self._pin)

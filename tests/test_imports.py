@@ -24,6 +24,7 @@ ORDER = (
     "layout",
     "slots",
     "pool",
+    "footprint",
     "device",
     "cuda",
     "recycler",

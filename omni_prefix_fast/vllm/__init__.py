@@ -11,6 +11,7 @@ settings       what may stand in `additional_config`
 sinks          what is handed over, and the callback sink
 files          the directory sink: one file a request, whole or not at all
 views          the batch and its slots, for runners that keep their block table on the device
+footprint      what a stage costs in memory, from the engine's configuration
 forward_only   what stands in for the cache when prefix caching is off
 handover       the queue from saved steps to sinks: inline or on a thread, at once or late
 runner         the hooks in the model runner
