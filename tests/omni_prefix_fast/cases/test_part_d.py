@@ -222,6 +222,25 @@ def test_E31_a_copy_that_fails_in_save_leaves_no_trace(method: str, which: int, 
     assert column((outs.hidden_states or {})["T"]) == column(outs.mm_outputs["c"]["T"]) == [904, 905, 906, 907, 904]
 
 
+@pytest.mark.parametrize("first", [["c"], ["c", "d"]], ids="".join)
+@pytest.mark.parametrize("then", [["c"], ["c", "d"]], ids="".join)
+def test_E31_a_step_saved_again_may_emit_other_keys(first: list[str], then: list[str]) -> None:
+    """The first try gathers B's hit, forced by the budget, and fails; the second emits other keys: every row right."""
+    defer = ModelCachePolicy(deferred_keys=frozenset({"c", "d"}))
+    mm = {"c": per_token(1), "d": per_token(1)}
+    engine = Engine(device=FailingDevice("clone", on=3), policy=defer, gpu_staging_bytes=32)
+    engine.take(engine.step(new=[("A", [0], 0, 4)], mm=mm), "A")
+    engine.start(new=[("B", [0, 1], 4, 2)])
+    with pytest.raises(OSError, match="the device is gone"):
+        engine.save(mm={key: mm[key] for key in first})
+    assert engine.cache.statistics().reads_preserved == 1
+    outs = engine.take(engine.save(mm={key: mm[key] for key in then}), "B")
+    assert column((outs.hidden_states or {})["B"]) == list(range(6))
+    assert {k: column(v["B"]) for k, v in outs.mm_outputs.items()} == {
+        key: list(range(6 if key in then else 4)) for key in "cd"
+    }
+
+
 # ----------------------------------------------------------------------------------------------------------- E32
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,7 @@ from tests.omni_prefix_fast.cases.instruments import (
     container_sizes,
     nbytes,
     tensor_bytes,
+    walk,
 )
 from tests.omni_prefix_fast.cases.stages import gate
 from tests.omni_prefix_fast.harness import Engine, column, filled, per_token
@@ -351,6 +353,8 @@ def test_E39_the_report_is_what_is_allocated(deferred: bool) -> None:
     assert footprint.host_bytes == 896
     assert (footprint.pending_bytes, footprint.device_bytes) == (0, 0)
     assert tensor_bytes(engine.cache) == 896
+    arrays = [part for _, part in walk(engine.cache, leave_out=[engine.view]) if isinstance(part, np.ndarray)]
+    assert footprint.table_bytes == sum(array.nbytes for array in arrays if array.flags.owndata)
     hit = engine.step(new=[("B", [0, 1, 2], 8, 1)], mm={"k": K3})
     engine.cache.discard_step(engine.step(new=[("C", [0, 1], 0, 8)], mm={"k": K3}))
     gathered = 9 * (8 + 6)
