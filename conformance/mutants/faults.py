@@ -103,12 +103,16 @@ class ResolveDeferredAtFetch(_LateLookup):
         return isinstance(source, LogRow)
 
 
-class PlanAgainAtMaterialize(_LateLookup):
-    def looks_again(self, source: Source) -> bool:
-        return source is None
-
-    def open_step(self, step: StepId, batch: tuple[BatchItem, ...], emits: frozenset[Key]) -> Self:
-        return _nothing_fails(self, super().open_step(step, batch, emits), step)
+class PlanAgainAtMaterialize(Machine):
+    def take_step(self, step: StepId, reqs: tuple[Req, ...]) -> Self:
+        state = super().take_step(step, reqs)
+        for read in state.steps[step].reads.values():
+            hit = state.reads[read]
+            if hit.rows is None:
+                fresh = HitRead(hit.req, hit.start, hit.slots)
+                state = state._release_plan(read)._set_read(read, fresh).plan_read(read)
+                state = state._set_read(read, replace(state.reads[read], step=step))
+        return state
 
 
 class HoleReadsBuffer(_LateLookup):
