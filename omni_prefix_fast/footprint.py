@@ -27,19 +27,22 @@ class StageFootprint:
     recycled_bytes: int
     """At most this much host memory of handed-over tensors is kept for use again."""
     deferred_bytes: int
-    """At most this much device memory holds clones of deferred rows."""
+    """At most this much memory, where the engine's tensors are, holds clones of deferred rows."""
     frozen_bytes: int
     """At most this much device memory holds rows that are on their way to the host."""
+    accelerator: bool
+    """Whether the engine's tensors are on a device of their own."""
 
     @property
     def host_bytes(self) -> int:
         """Host memory at most."""
-        return self.allocated.host_bytes + self.allocated.table_bytes + self.recycled_bytes
+        allocated = self.allocated.host_bytes + self.allocated.table_bytes
+        return allocated + self.recycled_bytes + (0 if self.accelerator else self.deferred_bytes)
 
     @property
     def device_bytes(self) -> int:
         """Device memory at most."""
-        return self.deferred_bytes + self.frozen_bytes
+        return self.frozen_bytes + (self.deferred_bytes if self.accelerator else 0)
 
 
 def stage_footprint(
@@ -55,8 +58,7 @@ def stage_footprint(
         config: its sizes and bounds.
         keys: dtype and feature shape of a row, by key, as `warm_up` takes them; the hidden states' is `HIDDEN_KEY`.
         deferred: the keys of these that are deferred.
-        accelerator: whether the engine's tensors are on a device of their own. Without one all of it is host memory,
-            and nothing has to be frozen on its way.
+        accelerator: whether the engine's tensors are on a device of their own. Without one all of it is host memory.
 
     Raises:
         OmniPrefixCacheContractError: a key's row is not described by a dtype and a feature shape.
@@ -76,6 +78,7 @@ def stage_footprint(
         recycled_bytes=config.output_recycle_bytes,
         deferred_bytes=config.gpu_staging_bytes if deferred_keys else 0,
         frozen_bytes=sum(staging.values()) if accelerator else 0,  # a step in flight has a page
+        accelerator=accelerator,
     )
 
 

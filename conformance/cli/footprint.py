@@ -53,9 +53,8 @@ def footprint_of(  # noqa: PLR0913 - one for each option of the command
 ) -> StageFootprint:
     """What the options describe. Raises `OmniPrefixCacheConfigError` where they do not fit together."""
     later = dict(parse_key(text) for text in deferred)
-    rows: dict[str, Rows] = dict(parse_key(text) for text in keys) | later
-    if hidden is not None:
-        rows[HIDDEN_KEY] = parse_rows(hidden)
+    rows = {} if hidden is None else {HIDDEN_KEY: parse_rows(hidden)}
+    rows |= dict(parse_key(text) for text in keys) | later
     given = {name: size for name, size in sizes.items() if size is not None}
     if config is not None:
         vllm_config = read_vllm_config(_json(config), stage)
@@ -91,8 +90,7 @@ def show(console: Console, stage: StageFootprint) -> None:
         _row(table, "host", f"staging pages of {'the hidden states' if key == HIDDEN_KEY else key}", nbytes)
     _row(table, "host", "slot tables", allocated.table_bytes)
     _row(table, "host", "outputs kept for use again, at most", stage.recycled_bytes)
-    table.add_section()
-    _row(table, "device", "clones of deferred rows, at most", stage.deferred_bytes)
+    _row(table, "device" if stage.accelerator else "host", "clones of deferred rows, at most", stage.deferred_bytes)
     _row(table, "device", "rows on their way to the host, at most", stage.frozen_bytes)
     table.add_section()
     _row(table, "host", "in all, at most", stage.host_bytes)
