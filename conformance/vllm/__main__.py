@@ -18,10 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the named workloads, or all. Returns 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m conformance.vllm")
     parser.add_argument("runner", choices=("v1", "v2"))
-    parser.add_argument("workload", nargs="*", choices=[[], *BY_NAME], default=[])
+    parser.add_argument("workload", nargs="*", help=f"of {', '.join(BY_NAME)}; the everyday ones if left out")
     parser.add_argument("--seed", type=int, default=None, help="seed of the jobs; each workload's own if left out")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
+    if unknown := [name for name in chosen.workload if name not in BY_NAME]:
+        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
     prepare(chosen.runner)
     from conformance.vllm.run import Comparison  # noqa: PLC0415 - vLLM must not be imported before
 
