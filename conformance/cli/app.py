@@ -1,8 +1,8 @@
 """The commands of ``omni-prefix``."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,41 +90,6 @@ def demo_vllm(seed: SeedOption = 0) -> None:
 
 
 @app.command()
-def agree(
-    seed: SeedOption = 0,
-    traces: Annotated[int, typer.Option(min=1, help="How many random traces to compare.")] = 200,
-) -> None:
-    """The reference model and the production cache on the same random traces, compared after every event."""
-    with needs("conformance"):
-        from rich.progress import track
-
-        from conformance.drivers.agree import agree_on_seeds
-    # Some traces call things in the wrong order on purpose; what the cache logs about that is no news here.
-    logging.getLogger("omni_prefix_fast").setLevel(logging.ERROR)
-    events = 0
-    for compared in track(agree_on_seeds(seed * 100_000, traces), "traces", total=traces, console=Console()):
-        if compared.disagreement is not None:
-            typer.echo(f"seed {compared.seed}: {compared.disagreement}", err=True)
-            raise typer.Exit(1)
-        events += compared.events
-    typer.echo(f"{traces} traces, {events:,} events: reference model and production cache agree")
-
-
-@app.command()
-def mutants(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Faults to run; all if none is named.", show_default=False)
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most random traces a seed.", show_default=False)] = None,
-) -> None:
-    """Seeded faults of the reference model: how many random traces until each is caught."""
-    with needs("conformance"):
-        from conformance.mutants.command import mutants as run_mutants
-        from conformance.mutants.runner import LIMIT
-    run_mutants(names, limit or LIMIT)
-
-
-@app.command()
 def footprint(  # noqa: PLR0913, PLR0917 - one option a size
     hidden: Annotated[str | None, typer.Option(metavar="DTYPE:WIDTH", help="Rows of the hidden states.")] = None,
     key: Annotated[list[str] | None, typer.Option(metavar="NAME:DTYPE:WIDTH[xWIDTH]", help="A key.")] = None,
@@ -175,3 +140,35 @@ def bench(
     with needs("conformance"):
         from conformance.bench.command import bench as run_bench
     run_bench(Console(), threads=threads, rounds=rounds)
+
+
+# Commands whose options stand with their own parts: name, where the function is, and what it does in a line.
+FORWARDED = (
+    (
+        "agree",
+        "conformance.drivers.command:agree",
+        "conformance",
+        "Reference model and production cache on random traces.",
+    ),
+    ("replay", "conformance.drivers.command:replay", "conformance", "The same on a trace from a file."),
+    ("mutants", "conformance.mutants.command:mutants", "conformance", "Seeded faults, and how soon each is caught."),
+)
+
+
+def _forward(name: str, target: str, extra: str, summary: str) -> None:
+    module, _, function = target.partition(":")
+
+    def run(context: typer.Context) -> None:
+        with needs(extra):
+            command = getattr(import_module(module), function)
+        inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        inner.command(name)(command)
+        inner(args=context.args, prog_name=f"omni-prefix {name}")
+
+    # Arguments, --help among them, are passed on as they are.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=summary, add_help_option=False, context_settings=settings)(run)
+
+
+for _forwarded in FORWARDED:
+    _forward(*_forwarded)

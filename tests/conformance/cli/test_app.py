@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from conformance.cli import app
-from conformance.cli.app import needs
+from conformance.cli.app import FORWARDED, needs
 
 RUNNER = CliRunner()
 
@@ -52,6 +52,22 @@ def test_a_fault_of_our_own_is_not_taken_for_a_missing_package() -> None:
     """A module of this project that is not there is a fault, with its traceback."""
     with pytest.raises(ModuleNotFoundError), needs("conformance"):
         raise ModuleNotFoundError("No module named 'conformance.nothing'", name="conformance.nothing")
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in FORWARDED])
+def test_a_forwarded_command_has_its_own_help(name: str) -> None:
+    """The command's part is there, and its options are told by it."""
+    result = RUNNER.invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert f"omni-prefix {name}" in result.output
+
+
+def test_a_forwarded_command_gets_its_arguments() -> None:
+    """What stands behind the name reaches the command, and its exit status comes back."""
+    result = RUNNER.invoke(app, ["agree", "--traces", "2", "--seed", "1"])
+    assert result.exit_code == 0
+    assert "2 random traces" in result.output
+    assert RUNNER.invoke(app, ["mutants", "no-such-fault"]).exit_code == 2
 
 
 def test_help_needs_no_torch() -> None:
