@@ -6,6 +6,8 @@ vLLM is imported, which takes some ten seconds the first time.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import json
 import tempfile
@@ -21,6 +23,9 @@ from conformance.vllm.truth import CODES_KEY, HASH_KEY, LIST_KEY, PLANE_KEY, REF
 from omni_prefix_fast.vllm.runner import StageLink
 from omni_prefix_fast.vllm.settings import SETTINGS_KEY
 from omni_prefix_fast.vllm.sinks import CallbackSink
+
+_UNFREEZE_AT_EXIT = functools.cache(lambda: atexit.register(gc.unfreeze))
+"""What `StepEngine.close` froze is let go before the interpreter looks for leaks."""
 
 BLOCK_SIZE = 32
 """CPU attention wants a multiple of 32."""
@@ -201,6 +206,7 @@ class StepEngine:
                 self._engine.engine_core.shutdown()
             finally:
                 self._parent.cleanup()
+            _UNFREEZE_AT_EXIT()
             gc.freeze()  # vLLM collects garbage seven times from one engine to the next; this makes most of them short
 
     def __enter__(self) -> Self:

@@ -216,6 +216,7 @@ _TIGHT_BUDGET: dict[str, Any] = _DEFERRED | {"cache": {"gpu_staging_bytes": 4096
 _NO_HIDDEN: dict[str, Any] = {
     "policy": DECLARED_KEYS | {"deferred_keys": [CODES_KEY], "needs_full_hidden_states": False}
 }
+_ASYNC: dict[str, Any] = {"eager": False}
 _CHURN = ("hits", "same_step_hits", "preemptions", "resumes", "aborts", "blocks_reused", "chunked_prefills")
 
 
@@ -348,15 +349,26 @@ WORKLOADS: tuple[Workload, ...] = (
         (*_CHURN, "late"),
         18,
     ),
+    Workload("async", "copies and writes on threads of their own", _mixed(_ASYNC | _DEFERRED), _mixture, _CHURN, 19),
+    Workload(
+        "async-late-2-thread",
+        "copies, writes and gathers on threads, handed over two steps late on another one, a tight device budget",
+        _mixed(
+            _ASYNC | _late(2, "thread") | _TIGHT_BUDGET | {"cache": {"gpu_staging_bytes": 4096, "staging_depth": 5}}
+        ),
+        _mixture,
+        (*_CHURN, "late"),
+        20,
+    ),
 )
 
 _SLOW = EngineSettings(num_blocks=13, max_num_batched_tokens=128, max_num_seqs=6, max_model_len=256)
 
 SLOW_RUNNER_WORKLOADS: tuple[Workload, ...] = (
     Workload(
-        "small-deferred-late-2-thread",
-        "everything at once, deferred keys, two steps late on a builder thread",
-        replace(_SLOW, omni_prefix=_late(2, "thread") | _DEFERRED),
+        "small-async-deferred-late-2-thread",
+        "everything at once, deferred keys, copies and writes on threads, two steps late on a builder thread",
+        replace(_SLOW, omni_prefix=_ASYNC | _late(2, "thread") | _DEFERRED),
         _small_mixture,
         ("hits", "same_step_hits", "preemptions", "resumes", "aborts", "blocks_reused", "late"),
         21,

@@ -6,8 +6,8 @@ Guarantees:
   sink. A message that a sink refused stays at the head of the queue, with the very same rows, and is offered again.
 - At most `lag` steps wait once `pump` has returned (inline), so that a cache of more than `lag` staging pages never
   waits for one. `drain` leaves nothing waiting.
-- What goes wrong on the builder thread is raised on the engine's thread by its next call here, and again by each call
-  after it. No wait is without a deadline.
+- A step that the cache cannot hand over, and whatever goes wrong on the builder thread, is raised on the engine's
+  thread by its next call here, and again by each call after it. No wait is without a deadline.
 
 The state (`_Queue`) is separate from the thread that drives it. Nothing here imports vLLM.
 """
@@ -158,12 +158,11 @@ class Handover:
             SinkError: a sink refused a message, which is kept.
             OmniPrefixCacheUnmatchError: the cache could not hand over a step.
         """
+        self._raise_failure()
         if self._thread is None:
             while (item := self._queue.head()) is not None:
                 self._hand_over(item)
                 self._queue.pop()
-        else:
-            self._raise_failure()
 
     def drain(self) -> None:
         """Let everything queued go, however late it was meant to be: no step follows soon. Does not wait."""
@@ -230,7 +229,7 @@ class Handover:
                 if not self._sinks:
                     self._cache.discard_step(item.step_id)
                     return
-                outputs = self._cache.materialize(item.step_id, list(item.req_ids))
+                outputs = self._materialize(item.step_id, item.req_ids)
                 item.message = Delivery(item.step_id, item.req_ids, outputs)
         while item.sinks_done < len(self._sinks):
             sink = self._sinks[item.sinks_done]
@@ -243,6 +242,14 @@ class Handover:
                     "it is kept and offered again at the next handover"
                 ) from error
             item.sinks_done += 1
+
+    def _materialize(self, step_id: StepId, req_ids: tuple[ReqId, ...]) -> StageCacheOutputs:
+        """Rows of a step. A failure stays: the step is consumed, and nobody may hand over what follows without it."""
+        try:
+            return self._cache.materialize(step_id, list(req_ids))
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def _run(self) -> None:
         """The builder thread."""

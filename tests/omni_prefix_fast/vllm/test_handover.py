@@ -143,6 +143,18 @@ def test_a_refused_message_is_offered_again_with_the_same_rows() -> None:
     assert cache.materialized == [0, 1]
 
 
+def test_a_step_that_the_cache_cannot_hand_over_is_raised_again_and_again() -> None:
+    """Its id is consumed, so it is not asked for twice, and nothing that follows is handed over without it."""
+    cache, log = StepCache(), Log()
+    cache.fail_on = 0
+    handover = Handover(cache, [log])
+    handover.add_step(0, ["a"])
+    for call in (handover.pump, handover.pump, lambda: handover.add_step(1, ["a"]), handover.drain, handover.close):
+        with pytest.raises(OmniPrefixCacheRowError, match="step 0: a row is missing"):
+            call()
+    assert (log.seen, log.closed) == ([], 1)
+
+
 def test_sinks_are_closed_even_if_the_last_handover_fails() -> None:
     """An error at shutdown is raised, after every sink was closed."""
     log = Log()
