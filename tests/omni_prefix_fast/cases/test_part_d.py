@@ -156,7 +156,6 @@ def assert_refuses_everything(engine: Engine, step: int, match: str) -> None:
     engine.cache.shutdown()
 
 
-@pytest.mark.eager_only("the write fails inside the call that makes it")
 @pytest.mark.parametrize("how", ["copy", "pool write"])
 @pytest.mark.parametrize("which", [1, 2, 3])
 def test_E31_a_failed_deferred_write_is_loud_and_sticky(monkeypatch: pytest.MonkeyPatch, how: str, which: int) -> None:
@@ -174,7 +173,6 @@ def test_E31_a_failed_deferred_write_is_loud_and_sticky(monkeypatch: pytest.Monk
     assert_refuses_everything(engine, step, "is gone")
 
 
-@pytest.mark.eager_only("the write fails inside the call that makes it")
 @pytest.mark.parametrize("which", [1, 2, 3])
 def test_E31_a_failed_immediate_write_is_loud_and_sticky(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     """The pool write of a step's first, second or third key fails: the save raises, and so does every later call."""
@@ -189,7 +187,6 @@ def test_E31_a_failed_immediate_write_is_loud_and_sticky(monkeypatch: pytest.Mon
     assert_refuses_everything(engine, earlier, "the pool is gone")
 
 
-@pytest.mark.eager_only("counts copies of one thread")
 @pytest.mark.parametrize(("method", "which"), [("copy_to_host", 6), ("copy_to_host", 8), ("clone", 3), ("clone", 4)])
 @pytest.mark.parametrize("again", [True, False], ids=["saved again", "given up"])
 def test_E31_a_copy_that_fails_in_save_leaves_no_trace(method: str, which: int, again: bool) -> None:
