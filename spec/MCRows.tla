@@ -7,7 +7,13 @@ Text2 == "a" :> <<0, 1, 2>> @@ "b" :> <<0, 2, 1>>
 Text3 == "a" :> <<0, 1>> @@ "b" :> <<0, 2>> @@ "c" :> <<2>>
 Order3 == <<"a", "b", "c">>
 Prompt3 == "a" :> 1 @@ "b" :> 2 @@ "c" :> 1
+\* The shared token emits no codes, c does.
+TextHole == "a" :> <<2, 1>> @@ "b" :> <<2, 0>> @@ "c" :> <<0>>
 Order2 == <<"a", "b">>
 Prompt2 == "a" :> 1 @@ "b" :> 2
+\* Two tokens a block.
+TextBlocks == "a" :> <<0, 1, 2, 1>> @@ "b" :> <<0, 1, 2>>
+PromptBlocks == "a" :> 2 @@ "b" :> 3
+\* Whoever holds the id comes back under it with other text of the same prefix.
 Codes == "codes" :> {0, 1}
 =============================================================================

@@ -49,7 +49,7 @@ FinishRequest(r) ==
     /\ reported # {} /\ r = First(reported)
     /\ On("new_before_finished") => ToStart = {}
     /\ reported' = reported \ {r}
-    /\ emitted' = Drop(emitted, {r})
+    /\ emitted' = IF On("finish_leaves_bookkeeping") THEN emitted ELSE Drop(emitted, {r})
     /\ LET id == open_write[r]
        IN IF On("drop_aborted_write") /\ id # 0
           THEN /\ tasks' = Drop(tasks, {id})
@@ -65,7 +65,7 @@ FinishRequest(r) ==
 \* `computed` come from the cache.
 OwedFrom(entry) ==
     IF entry.kind = "continued" /\ On("continuation_is_hit") THEN 0
-    ELSE IF entry.kind = "resumed" /\ On("resume_not_marked") THEN entry.start
+    ELSE IF entry.kind = "resumed" /\ On("resume_gap_not_marked") THEN entry.start
     ELSE IF entry.req \in Live THEN emitted[entry.req] ELSE 0
 
 StartRequest(r) ==
@@ -252,7 +252,7 @@ Span(entry) ==
         hit |-> entry.start,
         end |-> entry.start + entry.n,
         owed |-> handed[entry.req],
-        keys |-> Forward \cup (IF On("drop_unemitted_key") THEN {} ELSE Cached)]
+        keys |-> Forward \cup (IF On("unemitted_key_dropped") THEN {} ELSE Cached)]
 
 EntryOf(r) == batch[CHOOSE i \in 1 .. Len(batch) : batch[i].req = r]
 

@@ -36,7 +36,7 @@ Resolve(k, s) ==
     CASE occupancy[k][s] = "committed" -> Names("pool", s, 0, Zero)
       [] occupancy[k][s] = "in_transit" /\ k \notin Deferred -> Names("pool", s, 0, Zero)
       [] occupancy[k][s] = "in_transit" /\ k \in Deferred ->
-            IF On("resolve_at_fetch") THEN Names("task", s, Carrier(k, s), Zero)
+            IF On("resolve_deferred_at_fetch") THEN Names("task", s, Carrier(k, s), Zero)
             ELSE Names("log", s, 0, log_row[k][s])
       [] occupancy[k][s] = "absent" -> Names("hole", s, 0, Zero)
 
@@ -56,11 +56,11 @@ Value(k, e) ==
     CASE e.kind = "pool" -> pool[k][e.slot]
       [] e.kind \in {"log", "row"} -> e.row
       [] e.kind = "task" -> LastRow(e.task, k, e.slot)
-      [] e.kind = "hole" -> IF On("hole_reads_pool") THEN pool[k][e.slot] ELSE Zero
+      [] e.kind = "hole" -> IF On("hole_reads_buffer") THEN pool[k][e.slot] ELSE Zero
 
 \* An in-transit pool row is gathered only after its writer is done.
 Ready(k, e) ==
-    e.kind = "pool" => On("fetch_before_written") \/ WriterDone(k, e.slot, e.version)
+    e.kind = "pool" => On("fetch_before_done") \/ WriterDone(k, e.slot, e.version)
 
 ReadyToFetch(read) == \A x \in DOMAIN read.rows : Ready(x[1], read.rows[x])
 

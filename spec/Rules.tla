@@ -65,7 +65,8 @@ PlanOnceProp ==
         \/ reads'[id] = reads[id]
         \/ reads[id].state = "planned" /\ reads'[id] = Fetched(reads[id])]_vars
 
-\* 6. A hit's rows of a key are handed over even if this step does not emit it.
+\* 6. A hit's rows of a key, if any of them is there, are handed over even if this step does
+\* not emit it.
 SpanOwedUntilEmittedInv ==
     \A s \in DOMAIN steps : \A r \in DOMAIN steps[s] :
         LET span == steps[s][r]
@@ -74,7 +75,7 @@ SpanOwedUntilEmittedInv ==
             \/ k \in span.keys
             \/ /\ \A p \in span.hit .. span.end - 1 : ~Emits(k, Row(r, p))
                /\ id \in DOMAIN reads => \A x \in DOMAIN reads[id].rows :
-                    x[1] = k => ~Emits(k, Row(r, x[2]))
+                    x[1] = k => reads[id].rows[x].kind = "hole"
 
 \* The span rule: a consumer never meets a gap, and sees a position twice only after a preemption.
 SpansMeetInv ==
@@ -164,9 +165,9 @@ DebugFatalReadInv == \A id \in DOMAIN reads : reads[id].state # "failed"
 (* still to gather; a task only by the rows that it still owns.              *)
 (* A seeded fault may look at more, so those that do keep more.              *)
 
-LooksBack == Mutants \cap {"resolve_at_fetch", "plan_at_materialize", "hole_reads_pool",
+LooksBack == Mutants \cap {"resolve_deferred_at_fetch", "plan_at_materialize", "hole_reads_buffer",
     "literal_version_check", "old_owner_writes", "commit_lost_slot", "append_to_lost_task",
-    "zero_instead_of_absent", "fetch_before_written"} # {}
+    "zero_instead_of_absent", "fetch_before_done"} # {}
 
 Counts(t) == LooksBack \/ \E i \in DOMAIN tasks[t].rows : Owns(tasks[t].rows[i])
 RowView(row) == <<row.key, row.slot, Owns(row), row.row>>
