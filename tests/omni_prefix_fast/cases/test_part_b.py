@@ -219,10 +219,11 @@ def test_E16_a_read_planned_on_a_write_still_open_survives_its_slot(deferred: bo
 def test_E16_an_old_write_never_lands_on_a_newer_tenant(resumed: bool, first: str, emits: bool) -> None:
     """A is preempted with rows of block 0 not written yet, and T gets the block: a hit reads T's, whoever ends first.
 
-    Where T emits no k there are no rows of k: zeros, not A's.
+    Where T emits no k there are no rows of k: zeros, neither A's nor those of the tenant before.
     """
     engine = Engine(policy=policy(True))
-    engine.take(engine.step(new=[("A", [0], 0, 4)], mm=K), "A")
+    engine.take(engine.step(new=[("old", [0], 0, 4)], base={"old": 700}, mm=K), "old")
+    engine.take(engine.step(new=[("A", [0], 0, 4)], finished=["old"], mm=K), "A")
     engine.take(engine.step(new=[("T", [0], 0, 4)], base={"T": 900}, mm=K if emits else {}), "T")
     if resumed:
         engine.take(engine.step(resumed=[("A", [2], 0, 4)], mm=K), "A")
