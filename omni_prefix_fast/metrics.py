@@ -50,7 +50,7 @@ class Statistics:
     writes_forced: int = 0
     """Deferred writes forced out by the byte budget while their request was running."""
     rows_lost: int = 0
-    """Rows of deferred writes that were skipped because the slot had a newer tenant by then."""
+    """Rows of writes that were skipped because the slot had a newer tenant by then."""
     keys_demoted: int = 0
     """Undeclared keys whose shape contradicted an earlier step."""
     host_copies: int = 0

@@ -90,6 +90,11 @@ class ImmediateWrite(WriteTask):
         self.page = page
         self.transfer = transfer or Landed()
 
+    def drop_rows(self) -> None:
+        """See `WriteTask`. The device rows that the transfer reads from go as well."""
+        super().drop_rows()
+        self.transfer = Landed()
+
     def __str__(self) -> str:
         return f"write {self.task_id} (step {self.step_id})"
 

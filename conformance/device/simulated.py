@@ -265,8 +265,7 @@ class SimulatedDevice(HostDevice):
     def live_bytes(self) -> int:
         """Bytes of clones and frozen rows that something still refers to."""
         with self._changed:
-            while self._released:
-                self._allocated -= self._released.popleft()
+            self._settle()
             return self._allocated
 
     def land_next(self, *, newest: bool = False) -> bool:
@@ -360,10 +359,15 @@ class SimulatedDevice(HostDevice):
         lent = memory[:]
         weakref.finalize(lent, self._release, memory).atexit = False
         with self._changed:
+            self._settle()
             self._allocated += nbytes
         private = _as_tensor(lent, shape, dtype)
         private.copy_(rows.detach())
         return private, memory
+
+    def _settle(self) -> None:
+        while self._released:
+            self._allocated -= self._released.popleft()
 
     def _release(self, memory: _Memory) -> None:
         memory[:] = POISON

@@ -9,21 +9,29 @@
     assert engine.hidden(step, "B") == [*range(8), *range(508, 512)]
 
 The row of request r at position p is `base[r] + p` in every column. mm values are given by key: `per_token(width)`
-makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves.
+makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves. Rows made by the
+harness are overwritten as soon as `save_outputs` has returned, as the next forward would.
+
+A test that says nothing about the mode runs in each (`conftest.py`): eager, asynchronous, and asynchronous on a device
+whose copies land late. `settled` looks at the tables once everything in the background has ended.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace, TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 
+from conformance.device import SimulatedDevice
 from omni_prefix_fast import ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig, StageCacheOutputs
 from omni_prefix_fast.device import Device, HostDevice
+from omni_prefix_fast.inspection import Inspection
 from omni_prefix_fast.metrics import TraceSink
 from omni_prefix_fast.runtime import Runtime
 
@@ -41,6 +49,21 @@ class Default:
 
 
 DEFAULT = Default()
+
+
+class Mode(Enum):
+    """Who does what when."""
+
+    EAGER = "eager"
+    """Every write inside the call that starts it."""
+    ASYNCHRONOUS = "asynchronous"
+    """Writes and gathers on threads of their own."""
+    SIMULATED = "simulated"
+    """The same, and copies land late."""
+
+
+MODE: ContextVar[Mode] = ContextVar("mode", default=Mode.EAGER)
+"""Mode of the engines that say nothing themselves."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +128,9 @@ def column(rows: Any) -> list[int]:
 class Engine:
     """Drives an `OmniPrefixCacheManager`. `settings` are those of `PrefixCacheConfig`."""
 
+    made: ClassVar[list[Engine]] = []
+    """Engines of the running test."""
+
     def __init__(
         self,
         *,
@@ -116,9 +142,14 @@ class Engine:
         runtime: Runtime | None = None,
         device: Device | None = None,
         trace: TraceSink | None = None,
-        eager: bool | None = True,
+        eager: bool | Default | None = DEFAULT,
         **settings: Any,
     ) -> None:
+        if isinstance(eager, Default):
+            eager = MODE.get() is Mode.EAGER
+            if MODE.get() is Mode.SIMULATED and device is None:
+                device = SimulatedDevice()
+        self.device = device
         self.config = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, **settings)
         self.view = View(block_size)
         self.cache = OmniPrefixCacheManager(self.config, self.view, eager, runtime=runtime, device=device, trace=trace)
@@ -131,6 +162,7 @@ class Engine:
         """The step that was started last, in the order of its rows."""
         self.position: dict[str, int] = {}
         """Where each request goes on when it is next in `cached`."""
+        self.made.append(self)
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -243,10 +275,18 @@ class Engine:
         padded: int | None = None,
     ) -> int:
         """`save_outputs` of the step that was started. Returns its id."""
+        live: list[torch.Tensor] = []
         if isinstance(hidden, Default):
             hidden = self.rows(self.width, dtype=self.dtype, padded=padded)
-        made = {key: self._made(value, padded) for key, value in (mm or {}).items()}
-        return self.cache.save_outputs(hidden, made, num_tokens_unpadded=self.num_tokens, num_tokens_padded=padded)
+            live.append(hidden)
+        values: dict[str, Any] = {}
+        for key, value in (mm or {}).items():
+            values[key] = self._made(value, padded)
+            live += [values[key]] if isinstance(value, PerToken) else []
+        step_id = self.cache.save_outputs(hidden, values, num_tokens_unpadded=self.num_tokens, num_tokens_padded=padded)
+        for rows in live:
+            rows.fill_(-2)
+        return step_id
 
     # ------------------------------------------------------------------------------------ values
 
@@ -267,6 +307,13 @@ class Engine:
         if isinstance(value, PerToken):
             return self.rows(*value.feature, dtype=value.dtype, add=value.add, padded=padded)
         return value
+
+    # ------------------------------------------------------------------------------------ looking inside
+
+    def settled(self) -> Inspection:
+        """The tables, once everything in the background has ended."""
+        self.cache.drain()
+        return self.cache.inspect()
 
     # ------------------------------------------------------------------------------------ handover
 

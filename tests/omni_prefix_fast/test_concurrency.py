@@ -35,6 +35,7 @@ class Gate:
         self._opened.set()
 
 
+@pytest.mark.eager_only("otherwise the prefetch thread may have gathered before")
 @pytest.mark.parametrize("tenants", [1, 2])
 def test_claim_between_take_and_gather_leaves_the_planned_rows_alone(tenants: int) -> None:
     """A builder has taken its step and not gathered yet; the engine gives the hit's block to a new tenant meanwhile."""
@@ -71,6 +72,7 @@ def test_consumer_frees_the_page_that_a_save_waits_for() -> None:
     assert engine.hidden(second, "A") == [4]
 
 
+@pytest.mark.eager_only("otherwise the prefetch thread may have gathered before")
 def test_stuck_gather_is_named() -> None:
     """A builder stuck inside its gather holds the read; a claim of its rows times out, naming request and setting."""
     gate = Gate("take_step")

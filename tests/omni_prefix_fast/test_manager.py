@@ -85,6 +85,7 @@ def test_page_is_reused_only_after_it_was_let_go() -> None:
         assert engine.hidden(steps[-2], "A") == [position - 1]
 
 
+@pytest.mark.eager_only("under a manual clock there is one thread")
 def test_depth_bounds_unconsumed_steps() -> None:
     """The step that finds no page times out, naming who was not consumed; after one is consumed it is saved again."""
     runtime = ManualRuntime()
@@ -176,6 +177,7 @@ def failing_write(engine: Engine) -> None:
     engine.start(finished=["A"])
 
 
+@pytest.mark.eager_only("the write fails inside the call that makes it")
 def test_failed_write_is_loud_sticky_and_holds_nothing() -> None:
     """The call that drives the failing write raises, naming it; so does every later call; everything is let go."""
     engine = Engine(policy=DEFER, device=FaultyDevice(gather_to_host=1))
@@ -240,6 +242,7 @@ def test_device_fault_before_the_publish_can_be_tried_again(operation: str, call
     assert engine.mm(step, "e", "B") == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.eager_only("counts copies of one thread")
 def test_fault_while_a_read_is_completed_can_be_tried_again() -> None:
     """A claim that could not rescue a planned read is not made; the read stays planned."""
     device = FaultyDevice(copy_to_host=5)
@@ -257,6 +260,7 @@ def test_fault_while_a_read_is_completed_can_be_tried_again() -> None:
     assert engine.hidden(step, "C") == [90, 91, 92, 93]
 
 
+@pytest.mark.eager_only("counts copies of one thread")
 def test_fault_while_a_hit_is_handed_over_lets_go_of_it() -> None:
     """The step is consumed, the cache lives on."""
     engine = Engine(policy=DEFER, device=FaultyDevice(copy_to_host=5))
@@ -313,6 +317,7 @@ def test_policy_may_be_repeated_but_not_changed_after_the_first_save() -> None:
         engine.cache.register_policy(ModelCachePolicy())
 
 
+@pytest.mark.eager_only("otherwise the prefetch thread has unpinned the rows")
 def test_discarded_step_is_cached_all_the_same() -> None:
     """Nobody wanted the step; its rows are hit later, and its page and pins are free at once."""
     engine = Engine()

@@ -115,14 +115,14 @@ def test_changed_width_or_type_is_refused_with_the_tables_unharmed(key: str, bro
     engine = Engine(policy=ModelCachePolicy(token_keys=frozenset({"k"}), deferred_keys=frozenset({"d"})))
     engine.take(engine.step(new=[("A", [0], 0, 4)], mm={"k": per_token(2), "d": per_token(2)}), "A")
     engine.start(new=[("B", [0, 1], 4, 2)])
-    before = engine.cache.inspect()
+    before = engine.settled()
     wrong = engine.rows(brought[0], dtype=brought[1])
     mm: dict[str, Any] = {"k": per_token(2), "d": per_token(2)}
     name = "__hidden_states__" if key == "hidden" else key
     save: dict[str, Any] = {"hidden": wrong, "mm": mm} if key == "hidden" else {"mm": {**mm, key: wrong}}
     with pytest.raises(OmniPrefixCacheContractError, match=rf"{name!r}.*float32 \(2,\)"):
         engine.save(**save)
-    assert engine.cache.inspect() == before
+    assert engine.settled() == before
     outs = engine.take(engine.save(mm=mm), "B")
     assert outs.hidden_states is not None
     for rows in (outs.hidden_states["B"], outs.mm_outputs["k"]["B"], outs.mm_outputs["d"]["B"]):

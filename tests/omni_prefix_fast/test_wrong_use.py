@@ -37,6 +37,8 @@ POLICY = ModelCachePolicy(
 MM = {"k": per_token(2), "d": per_token(3)}
 C_TOKENS = 3
 
+pytestmark = pytest.mark.eager_only("the manual clock, which shows that nobody waits, has one thread")
+
 
 @dataclass
 class Scene:

@@ -358,12 +358,12 @@ def test_E11_a_type_or_width_that_does_not_fit_is_refused_by_name(
     """The error names the key; no table, page or byte has changed; the same step with right rows then works."""
     engine = typed_engine(key, deferred, first)
     engine.start(new=[("B", [0, 1], 4, 2)], finished=["A"], base={"B": 10})
-    before, footprint = engine.cache.inspect(), engine.cache.footprint()
+    before, footprint = engine.settled(), engine.cache.footprint()
     wrong = engine.rows(*feature, dtype=then)
     save: dict[str, Any] = {"hidden": wrong} if key == HIDDEN_KEY else {"mm": {"k": wrong, "other": per_token(1)}}
     with pytest.raises(OmniPrefixCacheContractError, match=key):
         engine.save(**save)
-    assert engine.cache.inspect() == before
+    assert engine.settled() == before
     assert engine.cache.footprint() == footprint
     step = engine.save(mm={} if key == HIDDEN_KEY else {"k": per_token(2, dtype=first)})
     outs = engine.take(step, "B")

@@ -110,6 +110,7 @@ def test_E14_the_reader_waits_for_the_copy_in_flight(monkeypatch: pytest.MonkeyP
     assert save.result() == step
 
 
+@pytest.mark.eager_only("the write fails inside the call that makes it")
 @DEFERRED
 def test_E14_if_the_writer_fails_the_reader_raises(monkeypatch: pytest.MonkeyPatch, deferred: bool) -> None:
     """The pool write of the step fails: whoever hit its rows gets the error, never zeros and never the older rows."""
@@ -123,6 +124,7 @@ def test_E14_if_the_writer_fails_the_reader_raises(monkeypatch: pytest.MonkeyPat
         engine.take(engine.cache.statistics().steps_saved - 1, "B")
 
 
+@pytest.mark.eager_only("the write fails inside the call that makes it")
 def test_E14_a_reader_that_waits_raises_when_the_writer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """B waits for A's write on another thread, and the write fails: B raises at once instead of waiting on."""
     watch = Watch()
@@ -170,7 +172,7 @@ def test_E15_a_writer_that_commits_before_the_fetch_is_read_all_the_same(late: i
     for other in later:
         engine.cache.discard_step(other)
     engine.cache.new_step_starts(engine.schedule(finished=["N", "B", "x0", "x1"]))
-    state = engine.cache.inspect()
+    state = engine.settled()
     assert not any(state.pins)
     assert not any(state.pages)
     assert (state.charged, state.chunks, state.tasks) == (0, (), {})
@@ -247,6 +249,7 @@ def pending_reads(engine: Engine, readers: int, blocks: list[int]) -> list[int]:
     return [engine.step(new=[(f"r{i}", [*blocks, 10 + i], size * len(blocks), 1)], mm=K) for i in range(readers)]
 
 
+@pytest.mark.eager_only("the guard watches one thread")
 @DEFERRED
 def test_E17_nothing_is_copied_under_the_state_lock(deferred: bool) -> None:
     """Four pending reads of 64 slots and one save that takes all 64: not one row moves while the state lock is held."""
@@ -264,6 +267,7 @@ def test_E17_nothing_is_copied_under_the_state_lock(deferred: bool) -> None:
         engine.cache.new_step_starts(engine.schedule(finished=["B", "r0", "r1", "r2", "r3"]))
 
 
+@pytest.mark.eager_only("otherwise the prefetch thread has the rows out before the claim")
 @pytest.mark.parametrize("overlap", [0, 1, 3])
 def test_E17_rescue_costs_what_the_claim_touches(monkeypatch: pytest.MonkeyPatch, overlap: int) -> None:
     """Of four pending reads on blocks of their own, a save that takes `overlap` of the blocks completes just those."""
@@ -289,6 +293,7 @@ def test_E17_rescue_costs_what_the_claim_touches(monkeypatch: pytest.MonkeyPatch
     engine.cache.discard_step(last)
 
 
+@pytest.mark.eager_only("otherwise the prefetch thread has the rows out before the claim")
 def test_E17_others_materialize_while_rows_are_being_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a save copies a pending read's rows out, another thread can materialize an older step, and does."""
     engine = Engine(num_blocks=16, staging_depth=6)

@@ -89,14 +89,14 @@ def test_E23_a_resume_without_usable_blocks_is_refused_and_harms_nobody(
     engine = Engine()
     engine.take(engine.step(new=[("B", [0, 1], 0, 8)]), "B")
     engine.take(engine.step(new=[("A", [2, 3], 0, 4), ("C", [4], 0, 2)], base={"C": 40}), "A")
-    before = engine.cache.inspect()
+    before = engine.settled()
     output = engine.schedule(
         resumed=[("A", [0, 1, 5], 8, 1)], new=[("N", [0, 6], 4, 1)] if also_new else [], finished=["B"]
     )
     output.scheduled_cached_reqs.new_block_ids = [table]
     with pytest.raises(OmniPrefixCacheContractError, match=r"step 2: .*request 'A'"):
         engine.cache.new_step_starts(output)
-    after = engine.cache.inspect()
+    after = engine.settled()
     tables = ("version", "owner", "occupancy", "pins", "pages", "unconsumed", "reads")
     assert all(getattr(after, table) == getattr(before, table) for table in tables)
     engine.update(output, finished=["B"])
@@ -109,6 +109,17 @@ def test_E23_a_resume_without_usable_blocks_is_refused_and_harms_nobody(
         step = engine.step(new=[("E", [0, 6], 5, 1)])
         with pytest.raises(OmniPrefixCacheRowError, match="'E'"):
             engine.take(step, "E")
+
+
+def test_E23_a_refused_step_that_the_engine_drops_leaves_the_manager_usable() -> None:
+    """The engine did not take the refused step into its batch: nothing was computed, nothing is given up."""
+    engine = Engine()
+    engine.take(engine.step(new=[("B", [0, 1], 0, 8)]), "B")
+    output = engine.schedule(resumed=[("A", [0, 1, 5], 8, 1)], finished=["B"])
+    output.scheduled_cached_reqs.new_block_ids = [None]
+    with pytest.raises(OmniPrefixCacheContractError, match=r"step 1: .*request 'A'"):
+        engine.cache.new_step_starts(output)
+    assert engine.hidden(engine.step(new=[("D", [0, 1, 7], 8, 1)]), "D") == [*range(9)]
 
 
 # ----------------------------------------------------------------------------------------------------------- E24
@@ -210,7 +221,7 @@ def test_E47_the_last_steps_rows_are_there_after_the_finish(consumed: str, defer
         outs = engine.take(last, "A")
     assert outs.hidden_states is not None
     assert column(outs.hidden_states["A"]) == column(outs.mm_outputs["k"]["A"]) == [4, 5, 6, 7]
-    state = engine.cache.inspect()
+    state = engine.settled()
     assert all(state.occupancy[key][:8] == (Occupancy.COMMITTED,) * 8 for key in state.occupancy)
     outs = engine.take(engine.step(new=[("B", [0, 1, 2], 8, 1)], mm=K), "B")
     assert outs.hidden_states is not None
@@ -236,10 +247,10 @@ def test_E47_positions_beyond_the_owned_slots_are_refused_not_read(blocks: list[
     output = engine.schedule(new=[("B", [0, 1, 3], 8, 1)])
     output.scheduled_new_reqs[0].block_ids = (blocks,)
     output.scheduled_new_reqs[0].num_computed_tokens = hit
-    before = engine.cache.inspect()
+    before = engine.settled()
     with pytest.raises(OmniPrefixCacheContractError, match=r"request 'B'.*block_ids have to cover the hit"):
         engine.cache.new_step_starts(output)
-    assert engine.cache.inspect() == before
+    assert engine.settled() == before
     if hit == 8:  # the batch has the blocks that the schedule forgot to tell: the engine goes on
         engine.update(output)
         assert engine.hidden(engine.step(new=[("C", [0, 1, 4], 8, 1)], finished=["A", "B"]), "C") == list(range(9))
