@@ -348,6 +348,8 @@ class OmniPrefixCacheManager:
         self._machine.drop_starting()
         if not started.events.total:
             return
+        if started.refused is not None and started.events.num_scheduled.keys() - set(self._view.batch_req_ids()):
+            return  # the engine did not take the refused step into its batch, so it computed nothing
         logger.warning("step %d was started but never saved; hits on what it computed will fail", started.step_id)
         try:
             layout = started.layout or self._lay_out(started)
