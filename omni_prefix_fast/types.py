@@ -66,6 +66,9 @@ class Holder(NamedTuple):
 class StageCacheOutputs:
     """What one step hands over to the next stage. Owned by the caller; the cache keeps no reference.
 
+    Rows of requests without a hit are views of one tensor of the whole step, each its own part: changing one changes no
+    other, but keeping or pickling one keeps or ships all. Clone what outlives its step.
+
     Attributes:
         hidden_states: rows of each request, `(end - start, *feature)`, host memory; None where the policy skips hidden.
         mm_outputs: `{key: {req_id: payload}}`. A per-token key's payload is rows over `mm_spans[key][req_id]`;
