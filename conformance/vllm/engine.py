@@ -10,8 +10,11 @@ import atexit
 import functools
 import gc
 import json
+import os
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -107,15 +110,35 @@ def model_directory(parent: Path) -> Path:
     return directory
 
 
+@contextmanager
+def _quiet_unless_it_fails() -> Iterator[None]:
+    """Keep what vLLM and its libraries write to standard error while they start, and show it only if they fail."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(shown, kept.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+
+
 class StepEngine:
     """One engine: requests in, one step at a time, rows out into `recorder`."""
 
     def __init__(self, settings: EngineSettings, kind: RunnerKind) -> None:
         """Start the engine. The process must be one for that kind of runner."""
         prepare(kind)
-        from vllm import LLM  # noqa: PLC0415 - only once the environment is prepared
+        with _quiet_unless_it_fails():
+            from vllm import LLM  # noqa: PLC0415 - only once the environment is prepared
 
-        from conformance.vllm.worker import LOAD_FORMAT  # noqa: PLC0415
+            from conformance.vllm.worker import LOAD_FORMAT  # noqa: PLC0415
 
         self.settings = settings
         self.recorder = Recorder()
@@ -142,7 +165,8 @@ class StepEngine:
         if settings.long_prefill_token_threshold:
             arguments["long_prefill_token_threshold"] = settings.long_prefill_token_threshold
         try:
-            self.llm: Any = LLM(**(arguments | dict(settings.engine_args)))
+            with _quiet_unless_it_fails():
+                self.llm: Any = LLM(**(arguments | dict(settings.engine_args)))
         except BaseException:
             self._parent.cleanup()
             raise
