@@ -119,6 +119,16 @@ def test_forcing_a_chunk_out_seals_the_writes_that_cover_it() -> None:
     assert oldest.chunk_id == 1
 
 
+def test_forcing_a_chunk_out_leaves_the_next_write_of_a_sealed_one_open() -> None:
+    """B's rows of the chunk are on their way already: what B computed since is no concern of the chunk."""
+    it = Log()
+    first = it.append({"B": 1})
+    it.log.seal("B")
+    it.append({"B": 1})
+    assert it.log.seal_chunk(first) == []
+    assert set(it.log.open_writes) == {"B"}
+
+
 def test_sealed_writes_of_a_chunk_are_known_until_they_are_written() -> None:
     """Whoever needs a chunk's bytes finds the writes that are still on their way, whoever sealed them."""
     it = Log()

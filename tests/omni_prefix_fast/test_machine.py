@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_prefix_fast import ModelCachePolicy
+from omni_prefix_fast import ModelCachePolicy, OmniPrefixCacheWriteError
 from omni_prefix_fast.device import HostDevice, Transfer
 from omni_prefix_fast.types import IntArray
 from tests.omni_prefix_fast import harness
@@ -135,6 +135,26 @@ def test_no_row_moves_under_the_state_lock() -> None:
     engine.take(late, "B")
     assert set(device.moves) == {"clone", "launch", "copy_to_host", "rows_to_host", "gather_to_host"}
     assert runtime.waited == []
+
+
+@pytest.mark.parametrize("action", ["claim_slots", "append_rows", "register_write", "open_step"])
+def test_fault_at_any_point_of_a_publish_holds_nothing(action: str) -> None:
+    """Device bytes, pages, pins and tasks come back wherever the publish stops."""
+
+    def sink(told: str, acted_on: Mapping[str, object]) -> None:
+        if told == action and acted_on["step"] == 1:
+            raise MemoryError(told)
+
+    engine = harness.Engine(policy=DEFER, trace=sink, eager=True)
+    engine.take(engine.step(new=[("A", [0], 0, 4)], mm=MM), "A")
+    with pytest.raises(MemoryError, match=action):
+        engine.step(new=[("B", [0, 1], 4, 1)], mm=MM)
+    seen = engine.cache.inspect()
+    assert (seen.charged, seen.chunks, seen.tasks, seen.unconsumed) == (0, (), {}, ())
+    assert not any(seen.pins)
+    assert not any(seen.pages)
+    with pytest.raises(OmniPrefixCacheWriteError, match="publishing step 1"):
+        engine.start()
 
 
 @pytest.mark.parametrize("budget", [0, 1000])
