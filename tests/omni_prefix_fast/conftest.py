@@ -1,4 +1,4 @@
-"""Hypothesis for this folder, and the modes: tests of whole engines run eagerly, asynchronously and on a late device."""
+"""Hypothesis for this folder, and the modes: engine tests run eagerly, asynchronously and on a late device."""
 
 from __future__ import annotations
 
@@ -49,10 +49,8 @@ def engine_mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
     Engine.made.clear()
     yield chosen
     MODE.reset(token)
-    engines = [*Engine.made]
+    engines = [engine for engine in Engine.made if not engine.eager]
     Engine.made.clear()
-    if chosen is Mode.EAGER:
-        return
     # What failed keeps its failure, and with it whatever stood on the stack.
     whole = [engine for engine in engines if not _failed(engine)]
     for engine in engines:

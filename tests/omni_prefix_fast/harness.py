@@ -9,8 +9,8 @@
     assert engine.hidden(step, "B") == [*range(8), *range(508, 512)]
 
 The row of request r at position p is `base[r] + p` in every column. mm values are given by key: `per_token(width)`
-makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves. Rows made by the
-harness are overwritten as soon as `save_outputs` has returned, as the next forward would.
+makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves. Rows that the
+harness makes are overwritten as soon as `save_outputs` returned, as by the next forward.
 
 A test that says nothing about the mode runs in each (`conftest.py`): eager, asynchronous, and asynchronous on a device
 whose copies land late. `settled` looks at the tables once everything in the background has ended.
@@ -33,6 +33,7 @@ from omni_prefix_fast import ModelCachePolicy, OmniPrefixCacheManager, PrefixCac
 from omni_prefix_fast.device import Device, HostDevice
 from omni_prefix_fast.inspection import Inspection
 from omni_prefix_fast.metrics import TraceSink
+from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.runtime import Runtime
 
 BLOCK_SIZE = 4
@@ -142,6 +143,7 @@ class Engine:
         runtime: Runtime | None = None,
         device: Device | None = None,
         trace: TraceSink | None = None,
+        allocate: OutputAllocator | None = None,
         eager: bool | Default | None = DEFAULT,
         **settings: Any,
     ) -> None:
@@ -150,9 +152,12 @@ class Engine:
             if MODE.get() is Mode.SIMULATED and device is None:
                 device = SimulatedDevice()
         self.device = device
+        self.eager = bool(eager)
         self.config = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, **settings)
         self.view = View(block_size)
-        self.cache = OmniPrefixCacheManager(self.config, self.view, eager, runtime=runtime, device=device, trace=trace)
+        self.cache = OmniPrefixCacheManager(
+            self.config, self.view, eager, runtime=runtime, device=device, output_allocator=allocate, trace=trace
+        )
         if policy is not None:
             self.cache.register_policy(policy)
         self.width = width

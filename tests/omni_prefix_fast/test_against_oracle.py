@@ -24,6 +24,7 @@ from omni_prefix_fast import (
     OmniPrefixCacheRowError,
     PrefixCacheConfig,
 )
+from omni_prefix_fast.device import Device
 from tests.omni_prefix_fast.harness import View, column, filled
 
 FEATURES = {HIDDEN_KEY: (2,), "k": (), "d": (1,), "e": (2, 2)}
@@ -90,7 +91,7 @@ class Due:
 class Fuzz:
     """A random engine and the naive cache beside the real one."""
 
-    def __init__(self, seed: int, *, eager: bool) -> None:
+    def __init__(self, seed: int, *, eager: bool, device: Device | None = None) -> None:
         self.random = random.Random(seed)
         self.block_size = self.random.choice([1, 2, 4])
         self.num_blocks = self.random.choice([6, 10, 16])
@@ -104,7 +105,7 @@ class Fuzz:
             copy_chunk_bytes=64,
         )
         self.view = View(self.block_size)
-        self.cache = OmniPrefixCacheManager(config, self.view, eager)
+        self.cache = OmniPrefixCacheManager(config, self.view, eager, device=device)
         self.cache.register_policy(POLICY)
         self.slots: dict[int, dict[str, int]] = {}
         self.live: dict[str, Live] = {}
