@@ -18,6 +18,7 @@ VLLM_READY := .venv-vllm/.ready
 QUIET_VLLM := TORCH_CPP_LOG_LEVEL=ERROR
 SEED ?= 0
 REQUESTS ?= 3000
+BENCH ?=
 
 .PHONY: help
 help: ## list the targets
@@ -51,6 +52,10 @@ demo: $(DEV_READY) ## the worked example, then random requests, cache on against
 
 demo-vllm: $(VLLM_READY) ## the same comparison on a real vLLM engine with a tiny random model
 	@$(QUIET_VLLM) PYTHONWARNINGS=ignore $(VLLM)/omni-prefix demo-vllm --seed $(SEED)
+
+.PHONY: bench
+bench: $(DEV_READY) ## what the cache costs, beside other implementations (BENCH="--write-docs": and write the page)
+	@$(DEV)/omni-prefix bench $(BENCH)
 
 # ------------------------------------------------------------------------------------------ checks
 

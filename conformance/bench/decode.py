@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,9 +12,13 @@ import torch
 from conformance.bench.contenders import COPY, Contender, Sizes
 from conformance.bench.feed import Admission, Feed, Step, same_rows
 from conformance.bench.measure import Burst, Figures, Pace, interleave
+from omni_prefix_fast import OmniPrefixCacheManager
+from omni_prefix_fast.metrics import LockTimes
 
 CODES = "codes"
 """The deferred key."""
+
+STEP, LOCKED, LOCKED_ONCE = "save + materialize", "state lock held", "state lock held at a time"
 
 INPUTS = 8
 """Different steps' tensors, used in turn."""
@@ -90,6 +94,7 @@ class Decoder:
         self._number = 0
         self._generation = 0
         self._finished: list[str] = []
+        self._lock_times = LockTimes()
         self._touch_every_slot()
         self._steps = self._forever()
 
@@ -121,7 +126,16 @@ class Decoder:
         same_rows(outputs, dict(zip(self._feed.batch.req_ids, torch.split(hidden, counts), strict=True)))
         for key, value in mm.items():
             same_rows(outputs, dict(zip(self._feed.batch.req_ids, torch.split(value, counts), strict=True)), key)
-        return {**asdict(times), "step": times.save + times.materialize}
+        return {**asdict(times), STEP: times.save + times.materialize, **self._locked()}
+
+    def _locked(self) -> Mapping[str, float]:
+        """How long our cache held its state lock since the last step: all holds together, and on average."""
+        cache = self._feed.cache
+        if not isinstance(cache, OmniPrefixCacheManager):
+            return {}
+        before, self._lock_times = self._lock_times, cache.lock_times()
+        held = self._lock_times.held_s - before.held_s
+        return {LOCKED: held, LOCKED_ONCE: held / (self._lock_times.acquisitions - before.acquisitions)}
 
     def _touch_every_slot(self) -> None:
         """Fault every page in before anything is timed."""
@@ -150,7 +164,7 @@ def copier(work: Decode, inputs: Inputs) -> Burst:
         for rows, into in zip((hidden, *mm.values()), outs, strict=True):
             for out in into:
                 out.copy_(rows)
-        return {"step": perf_counter() - began}
+        return {STEP: perf_counter() - began}
 
     return copy
 
@@ -161,6 +175,18 @@ def measure_decode(work: Decode, contenders: Mapping[str, Contender], pace: Pace
     decoders = {name: Decoder(contender(work.sizes), work, inputs) for name, contender in contenders.items()}
     try:
         return interleave({**decoders, COPY: copier(work, inputs)}, pace)
+    finally:
+        for decoder in decoders.values():
+            decoder.close()
+
+
+def measure_blocks(work: Decode, counts: Sequence[int], contender: Contender, pace: Pace, seed: int = 0) -> Figures:
+    """Measure the same steps in caches of different sizes; figures by number of blocks."""
+    works = {str(count): replace(work, num_blocks=count) for count in counts}
+    inputs = Inputs.make(work.sizes.capacity, work, seed)
+    decoders = {name: Decoder(contender(one.sizes), one, inputs) for name, one in works.items()}
+    try:
+        return interleave(decoders, pace)
     finally:
         for decoder in decoders.values():
             decoder.close()

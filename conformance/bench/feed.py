@@ -71,6 +71,11 @@ class Times:
     save: float = 0.0
     materialize: float = 0.0
 
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.start + self.save + self.materialize
+
 
 class Batch:
     """The engine's batch, in the shape of vLLM's V1 `InputBatch`: what a view reads slots from."""

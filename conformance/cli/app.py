@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -89,59 +88,6 @@ def demo_vllm(seed: SeedOption = 0) -> None:
     raise typer.Exit(0 if run_vllm(Console(), seed=seed) else 1)
 
 
-@app.command()
-def footprint(  # noqa: PLR0913, PLR0917 - one option a size
-    hidden: Annotated[str | None, typer.Option(metavar="DTYPE:WIDTH", help="Rows of the hidden states.")] = None,
-    key: Annotated[list[str] | None, typer.Option(metavar="NAME:DTYPE:WIDTH[xWIDTH]", help="A key.")] = None,
-    deferred: Annotated[list[str] | None, typer.Option(metavar="NAME:DTYPE:WIDTH", help="A deferred key.")] = None,
-    num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks.")] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens a block.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the largest step.")] = None,
-    staging_depth: Annotated[int | None, typer.Option(min=1, help="Steps that may be unconsumed at once.")] = None,
-    gpu_staging_bytes: Annotated[int | None, typer.Option(min=0, help="Device bytes of deferred rows.")] = None,
-    output_recycle_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of outputs kept for use.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="JSON of a vLLM configuration, engine arguments, or a deployment.")
-    ] = None,
-    stage: Annotated[int | None, typer.Option(min=0, help="Which stage of the deployment.")] = None,
-    accelerator: Annotated[bool, typer.Option(help="Whether the engine has a device with memory of its own.")] = True,
-) -> None:
-    """What the cache of a stage costs in host and device memory."""
-    with needs("conformance"):
-        from conformance.cli.footprint import footprint_of, show
-        from omni_prefix_fast import OmniPrefixCacheUnmatchError
-    try:
-        stage_footprint = footprint_of(
-            hidden=hidden,
-            keys=key or (),
-            deferred=deferred or (),
-            config=config,
-            stage=stage,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            accelerator=accelerator,
-            staging_capacity_tokens=batch_tokens,
-            staging_depth=staging_depth,
-            gpu_staging_bytes=gpu_staging_bytes,
-            output_recycle_bytes=output_recycle_bytes,
-        )
-    except OmniPrefixCacheUnmatchError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    show(Console(), stage_footprint)
-
-
-@app.command()
-def bench(
-    threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of interleaved repeats.")] = 30,
-) -> None:
-    """What the cache costs, beside other implementations and a plain copy of the same bytes."""
-    with needs("conformance"):
-        from conformance.bench.command import bench as run_bench
-    run_bench(Console(), threads=threads, rounds=rounds)
-
-
 # Commands whose options stand with their own parts: name, where the function is, and what it does in a line.
 FORWARDED = (
     (
@@ -151,6 +97,8 @@ FORWARDED = (
         "Reference model and production cache on random traces.",
     ),
     ("replay", "conformance.drivers.command:replay", "conformance", "The same on a trace from a file."),
+    ("bench", "conformance.bench.command:bench", "conformance", "What the cache costs, beside other implementations."),
+    ("footprint", "conformance.cli.footprint:footprint", "conformance", "What a stage costs in memory."),
     ("mutants", "conformance.mutants.command:mutants", "conformance", "Seeded faults, and how soon each is caught."),
 )
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from omni_prefix_fast import HIDDEN_KEY, PrefixCacheConfig, StageFootprint, stage_footprint
-from omni_prefix_fast.errors import OmniPrefixCacheConfigError
+from omni_prefix_fast.errors import OmniPrefixCacheConfigError, OmniPrefixCacheUnmatchError
 from omni_prefix_fast.vllm.footprint import footprint_of_vllm_config, read_vllm_config
 
 Rows = tuple[torch.dtype, tuple[int, ...]]
@@ -76,6 +77,44 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OmniPrefixCacheConfigError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def footprint(  # noqa: PLR0913, PLR0917 - one for each option
+    hidden: Annotated[str | None, typer.Option(metavar="DTYPE:WIDTH", help="Rows of the hidden states.")] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="NAME:DTYPE:WIDTH[xWIDTH]", help="A key.")] = None,
+    deferred: Annotated[list[str] | None, typer.Option(metavar="NAME:DTYPE:WIDTH", help="A deferred key.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens a block.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the largest step.")] = None,
+    staging_depth: Annotated[int | None, typer.Option(min=1, help="Steps that may be unconsumed at once.")] = None,
+    gpu_staging_bytes: Annotated[int | None, typer.Option(min=0, help="Device bytes of deferred rows.")] = None,
+    output_recycle_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of outputs kept for use.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="JSON of a vLLM configuration, engine arguments, or a deployment.")
+    ] = None,
+    stage: Annotated[int | None, typer.Option(min=0, help="Which stage of the deployment.")] = None,
+    accelerator: Annotated[bool, typer.Option(help="Whether the engine has a device with memory of its own.")] = True,
+) -> None:
+    """What the cache of a stage costs in host and device memory."""
+    try:
+        answer = footprint_of(
+            hidden=hidden,
+            keys=key or (),
+            deferred=deferred or (),
+            config=config,
+            stage=stage,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            accelerator=accelerator,
+            staging_capacity_tokens=batch_tokens,
+            staging_depth=staging_depth,
+            gpu_staging_bytes=gpu_staging_bytes,
+            output_recycle_bytes=output_recycle_bytes,
+        )
+    except OmniPrefixCacheUnmatchError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    show(Console(), answer)
 
 
 def show(console: Console, stage: StageFootprint) -> None:
