@@ -261,7 +261,7 @@ WORKLOADS: tuple[Workload, ...] = (
         "long-prefills-preempted",
         "several long prefills at once in a small cache: a resumed request finds more than it was handed",
         EngineSettings(
-            num_blocks=21,
+            num_blocks=17,
             max_num_batched_tokens=128,
             max_num_seqs=10,
             long_prefill_token_threshold=32,
