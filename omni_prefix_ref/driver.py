@@ -45,7 +45,11 @@ class Observer(Protocol):
 
 
 class EagerDriver:
-    """The reference cache. `machine` is its present state; `fail_next` makes the next copy or pool write fail."""
+    """The reference cache. `machine` is its present state.
+
+    `fail_next` ("copy" or "write") makes the next copy to the host or write to the pool fail, `fail_clone` the clone
+    that a save makes of its deferred rows.
+    """
 
     def __init__(
         self, settings: Settings, *, machine: type[Machine] = Machine, observers: Sequence[Observer] = ()
@@ -53,6 +57,7 @@ class EagerDriver:
         self.machine = machine.start(settings)
         self.observers = tuple(observers)
         self.fail_next: str | None = None
+        self.fail_clone = False
         self._scheduled: Mapping[Req, int] | None = None
         self._unsaved: tuple[Slot, ...] = ()
 
@@ -93,8 +98,9 @@ class EagerDriver:
                 self.make_room(num_bytes)
                 self.do("reserve_budget", num_bytes)
             self.do("unplan_reads", slots)
+            self.clone(num_bytes)
             self.wait("preserve_reads", slots)
-        except OmniPrefixCacheUnmatchError:
+        except (OmniPrefixCacheUnmatchError, MemoryError):
             self.do("cancel_step", step)
             raise
         self.do("claim_slots", step, slots, emits)
@@ -190,6 +196,11 @@ class EagerDriver:
                 if not self.commit_some():
                     raise OmniPrefixCacheStagingTimeoutError(f"log chunk {oldest} is held: {self.machine.log[oldest]}")
             self.machine.check_usable()
+
+    def clone(self, num_bytes: int) -> None:
+        """Clone the step's deferred rows on the device, which may have no room whatever the budget says."""
+        if num_bytes and self.fail_clone:
+            raise MemoryError(f"the device has no room for {num_bytes} bytes")
 
     def plan_again(self) -> None:
         """The plans that were dropped because their producer is in this batch."""

@@ -39,6 +39,7 @@ from omni_prefix_fast import (
     StageCacheOutputs,
 )
 from omni_prefix_fast import runtime as fast_runtime
+from omni_prefix_fast.device import HostDevice
 
 NEVER_ISSUED = 1 << 40
 LANE = 1_000_003
@@ -63,7 +64,10 @@ class FastDriver:
             staging_depth=header.staging_depth,
             staging_capacity_tokens=header.page_rows,
         )
-        self.cache = OmniPrefixCacheManager(config, self, eager=True, runtime=StandingRuntime(), trace=self._on_action)
+        self._device = FullDevice()
+        self.cache = OmniPrefixCacheManager(
+            config, self, eager=True, runtime=StandingRuntime(), device=self._device, trace=self._on_action
+        )
         mm = [key for key in header.keys if key.name != HIDDEN_KEY]
         self.cache.register_policy(
             ModelCachePolicy(
@@ -79,7 +83,7 @@ class FastDriver:
         """Apply one event."""
         try:
             outputs = self._call(event)
-        except OmniPrefixCacheUnmatchError as error:
+        except (OmniPrefixCacheUnmatchError, MemoryError) as error:
             self.failed = self.failed or type(error).__name__ == "OmniPrefixCacheWriteError"
             return Outcome(error=type(error).__name__, detail=str(error))
         return Outcome(due=None if outputs is None else self._due(outputs))
@@ -150,11 +154,13 @@ class FastDriver:
             tensors[name] = encode(key, rows, padded, event.widths.get(name, key.width))
         live = dict(tensors)
         hidden = tensors.pop(HIDDEN_KEY, None)
+        self._device.is_full = event.clone_fails
         try:
             self._steps[event.label] = self.cache.save_outputs(
                 hidden, tensors, num_tokens_unpadded=count, num_tokens_padded=event.padded
             )
         finally:
+            self._device.is_full = False
             for tensor in live.values():
                 tensor.fill_(GARBAGE)
 
@@ -243,6 +249,18 @@ def decode(key: KeySetting, value: torch.Tensor) -> list[int]:
     sound = (whole == whole[:, :1] + lanes).all(dim=1) | zero
     assert bool(sound.all()), f"{key.name}: rows torn, or never written: {value[~sound].tolist()}"
     return rows
+
+
+class FullDevice(HostDevice):
+    """The host as a device, with no room for another clone where `is_full` says so."""
+
+    is_full = False
+
+    def clone(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """See `Device`."""
+        if self.is_full:
+            raise MemoryError("the device has no room for the clone")
+        return super().clone(rows, dtype)
 
 
 class StandingRuntime:

@@ -113,7 +113,7 @@ class ReferenceDriver:
         """Apply one event."""
         try:
             outputs = self._call(event)
-        except OmniPrefixCacheUnmatchError as error:
+        except (OmniPrefixCacheUnmatchError, MemoryError) as error:
             return Outcome(error=type(error).__name__, detail=str(error))
         return Outcome(due=None if outputs is None else _due(outputs))
 
@@ -160,12 +160,16 @@ class ReferenceDriver:
         rows = {key: tuple(column) for key, column in event.rows.items()}
         item = {key.name: key.item_bytes for key in self.header.keys}
         widths = {key: width * item[key] for key, width in event.widths.items()}
-        self._steps[event.label] = self.cache.save_outputs(batch, rows, widths=widths)
+        self.cache.fail_clone = event.clone_fails
+        try:
+            self._steps[event.label] = self.cache.save_outputs(batch, rows, widths=widths)
+        finally:
+            self.cache.fail_clone = False
 
     def _rest(self) -> None:
+        while self.cache.commit_some():
+            pass
         if self.cache.machine.failure is None:
-            while self.cache.commit_some():
-                pass
             self.rules.at_rest(self.cache.machine)
 
 

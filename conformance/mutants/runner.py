@@ -21,6 +21,8 @@ STRIDE = 1_000_000
 SEEDS = (0, 1, 2, 3, 4)
 LIMIT = 600
 """Most traces of one run. A trace counts once, though it is run twice: eagerly, and with threads that lag."""
+ALONE = 60
+"""Most traces of a run without the rules: some faults leave every outcome right."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def judge(mutant: Mutant, seeds: Sequence[int] = SEEDS, *, limit: int = LIMIT) -
     return Verdict(
         mutant,
         tuple(hunt(mutant, seed, checked=True, limit=limit) for seed in seeds),
-        tuple(hunt(mutant, seed, checked=False, limit=limit) for seed in seeds),
+        tuple(hunt(mutant, seed, checked=False, limit=min(limit, ALONE)) for seed in seeds),
     )
 
 
@@ -122,6 +124,7 @@ def report(console: Console, mutants: Sequence[Mutant] = MUTANTS, *, limit: int 
         console.print(f"[bold red]not caught within {limit} traces: {', '.join(survivors)}")
     else:
         console.print(f"all {len(mutants)} caught, {len(SEEDS)} seeds of {len(SEEDS)}")
+    console.print(f"– by outcomes alone: not within {ALONE} traces; the rules see it, or more traces would")
     return not survivors
 
 

@@ -20,6 +20,7 @@ from conformance.schedules.scheduler import Limits, Placed, Request, Scheduler
 from conformance.schedules.trace import (
     CLOSED,
     CONTRACT,
+    MEMORY,
     TIMEOUT,
     Admission,
     Discard,
@@ -78,16 +79,19 @@ class _Chances:
             return rng.choice(values)
 
         emit = {key.name: some(0.0 if key == FEED else 1.0, 0.2, 0.5, 0.8) for key in keys}
+        if HIDDEN not in keys:
+            # Deferred rows, and nothing that would have a planned read fetched before its block changes hands.
+            emit[FEED.name] = some(0.0, 0.0, 0.3)
         return cls(
             abort=some(0.0, 0.05, 0.15),
-            preempt=some(0.0, 0.05, 0.2),
+            preempt=some(0.0, 0.05, 0.2) if HIDDEN in keys else some(0.1, 0.3),
             late_report=some(0.0, 0.3, 0.6),
             stream=some(0.0, 0.0, 0.3),
             unsaved=some(0.0, 0.0, 0.0, 0.0, 0.1),
             misuse=some(0.0, 0.03, 0.1),
             partial=some(0.0, 0.2),
             discard=some(0.0, 0.1, 0.3),
-            hoard=some(0.2, 0.6, 0.9),
+            hoard=some(0.2, 0.6, 0.9) if HIDDEN in keys else some(0.6, 0.9),
             emit=emit | {HIDDEN_KEY: 1.0},
         )
 
@@ -96,7 +100,8 @@ class _Generator:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         rng = self.rng = random.Random(f"omni-prefix trace {seed}")
-        keys = [HIDDEN, FEED, CODES, TONES] if rng.random() < 0.7 else [FEED, CODES, TONES]
+        hidden = rng.random() < 0.7
+        keys = [*([HIDDEN] if hidden else []), FEED, CODES, TONES]
         self.chances = _Chances.draw(rng, keys)
         block_size = rng.choice((1, 2, 2, 4))
         num_blocks = rng.randint(4, 10)
@@ -106,9 +111,9 @@ class _Generator:
             block_size=block_size,
             num_blocks=num_blocks,
             keys=keys,
-            staging_depth=rng.randint(1, 4),
+            staging_depth=rng.randint(1 if hidden else 2, 4),
             page_rows=max_tokens + rng.randrange(3),
-            budget_bytes=rng.choice((0, 48, 96, 160, 400, 100_000)),
+            budget_bytes=rng.choice((0, 48, 96, 160, 400, 100_000) if hidden else (160, 400, 100_000)),
         )
         self.limits = Limits(max_tokens, rng.randint(1, 4), rng.choice((2, 4, max_tokens)), rng.choice((2, 2, 3)))
         self.blocks = Blocks(num_blocks, block_size, rng if rng.random() < 0.4 else None)
@@ -285,6 +290,12 @@ class _Generator:
             if seen:
                 self.events.append(event.model_copy(update={"widths": {key: width + 1}, "error": CONTRACT}))
                 self.counts["refused calls"] += 1
+        if len(self.open) < self.header.staging_depth and self.rng.random() < self.chances.misuse:
+            count = sum(len(part.slots) for part in event.batch)
+            num_bytes = count * sum(k.row_bytes for k in self.header.keys if k.deferred and k.name in event.rows)
+            if 0 < num_bytes <= self.header.budget_bytes:
+                self.events.append(event.model_copy(update={"clone_fails": True, "error": MEMORY}))
+                self.counts["clones that fail"] += 1
         if len(self.open) == self.header.staging_depth:
             if self.rng.random() < 0.3:
                 self.events.append(event.model_copy(update={"error": TIMEOUT}))

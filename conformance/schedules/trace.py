@@ -18,6 +18,7 @@ CONTRACT = "OmniPrefixCacheContractError"
 ROW = "OmniPrefixCacheRowError"
 WRITE = "OmniPrefixCacheWriteError"
 TIMEOUT = "OmniPrefixCacheStagingTimeoutError"
+MEMORY = "MemoryError"
 CLOSED = "OmniPrefixCacheClosedError"
 
 
@@ -81,7 +82,11 @@ class Part(_Record):
 
 
 class Save(_Record):
-    """A step is saved under a label. `widths` overrides the width of a key, to ask for a refusal."""
+    """A step is saved under a label.
+
+    `widths` overrides the width of a key, to ask for a refusal. `clone_fails`: the device has no room for the clone of
+    the deferred rows, although the budget has.
+    """
 
     event: Literal["save"] = "save"
     label: int
@@ -89,6 +94,7 @@ class Save(_Record):
     padded: int
     rows: dict[str, list[int]]
     widths: dict[str, int] = {}
+    clone_fails: bool = False
     error: str | None = None
 
 

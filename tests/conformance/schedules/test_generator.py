@@ -41,6 +41,7 @@ def test_traces_hold_what_they_are_for() -> None:
         "unsaved steps",
         "blocks filled from outside",
         "failures",
+        "clones that fail",
     }
     assert not {name for name in promised if counts[name] == 0}, counts
 
