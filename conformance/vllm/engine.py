@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from conformance.vllm.environment import RunnerKind, prepare
+from conformance.vllm.environment import RunnerKind, allow_asynchronous_scheduling, prepare
 from conformance.vllm.observer import Counts, Observer
 from conformance.vllm.recorder import Recorder
 from conformance.vllm.truth import CODES_KEY, HASH_KEY, LIST_KEY, PLANE_KEY, REFERENCE_KEY, SOMETIMES_KEY
@@ -140,6 +140,8 @@ class StepEngine:
 
             from conformance.vllm.worker import LOAD_FORMAT  # noqa: PLC0415
 
+        if settings.engine_args.get("async_scheduling"):
+            allow_asynchronous_scheduling()
         self.settings = settings
         self.recorder = Recorder()
         self.requests: dict[str, Request] = {}
@@ -160,6 +162,7 @@ class StepEngine:
             "seed": 0,
             "worker_cls": "conformance.vllm.worker.ObservedWorker",
             "disable_log_stats": True,
+            "async_scheduling": False,
             "additional_config": {SETTINGS_KEY: omni_prefix | dict(settings.omni_prefix)},
         }
         if settings.long_prefill_token_threshold:

@@ -7,6 +7,7 @@ do is decided when they are imported.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -86,3 +87,56 @@ def _add_cpu_backend_to_triton() -> None:
             return None
 
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=InterpreterDriver)
+
+
+class _NoWait:
+    """Stands for an event or a stream of an accelerator: everything that it orders has happened."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Whatever an accelerator's takes."""
+
+    def record(self, *_: object) -> None:
+        """Nothing to mark."""
+
+    def wait(self, *_: object) -> None:
+        """Nothing to wait for."""
+
+    def wait_stream(self, *_: object) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, *_: object) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Whether it has happened: yes."""
+        return True
+
+
+def allow_asynchronous_scheduling() -> None:
+    """Let a CPU engine schedule the next step before it has the tokens of this one, as GPU engines do by default.
+
+    vLLM's CPU platform switches that off, since its streams and events are an accelerator's. With stand-ins for them
+    scheduling is really asynchronous, the forward still inline. For the whole process, once; the engine still has to
+    ask for it (`async_scheduling=True`).
+    """
+    platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    if getattr(platform, "omni_prefix_keeps_async_scheduling", False):
+        return
+    check_and_update: Any = platform.check_and_update_config
+
+    def keep_async_scheduling(vllm_config: Any) -> None:
+        asked = vllm_config.scheduler_config.async_scheduling
+        check_and_update(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = bool(asked)
+
+    platform.check_and_update_config = staticmethod(keep_async_scheduling)
+    platform.omni_prefix_keeps_async_scheduling = True
+    cuda: Any = torch.cuda
+    cuda.Event = cuda.Stream = _NoWait
+    cuda.current_stream = _NoWait
+    cuda.stream = lambda _: contextlib.nullcontext()

@@ -25,16 +25,39 @@ EMITTED_SOMETIMES: list[tuple[str, int, int]] = []
 """Positions `(req_id, start, end)` that were computed in steps which emitted `SOMETIMES_KEY`. A run clears it."""
 
 
+_TOKENS: dict[str, npt.NDArray[np.int64]] = {}
+"""Tokens of each request as far as forwards computed them, from their inputs; -1 where none did (a hit)."""
+
+
+def forget_tokens() -> None:
+    """Begin anew: a run on another engine starts. Ids of engines do not repeat, so this only saves memory."""
+    _TOKENS.clear()
+
+
 def _tokens(batch: StepBatch, i: int) -> npt.NDArray[np.int64]:
-    """Tokens of the batch's i-th request up to the last one that this forward computed."""
+    """Tokens of the batch's i-th request up to the last one that this forward computed.
+
+    What forwards computed is taken from their inputs: with asynchronous scheduling the runner's own list of a
+    request's tokens has placeholders for sampled ones. What was hit is taken from that list, which then has it.
+    """
     runner: Any = batch.runner
-    end = batch.starts[i] + batch.counts[i]
-    req_id = batch.req_ids[i]
+    req_id, start, end = batch.req_ids[i], batch.starts[i], batch.starts[i] + batch.counts[i]
     if hasattr(runner, "input_batch"):
-        row = runner.input_batch.token_ids_cpu[runner.input_batch.req_id_to_index[req_id]]
-        return np.asarray(row[:end], dtype=np.int64)
-    states = runner.req_states
-    return np.asarray(states.all_token_ids.gpu[states.req_id_to_index[req_id], :end].cpu().numpy(), dtype=np.int64)
+        listed = runner.input_batch.token_ids_cpu[runner.input_batch.req_id_to_index[req_id]]
+        inputs = runner.input_ids.gpu
+    else:
+        states = runner.req_states
+        listed = states.all_token_ids.gpu[states.req_id_to_index[req_id]].cpu().numpy()
+        inputs = runner.execute_model_state.input_batch.input_ids
+    known = _TOKENS.get(req_id, np.empty(0, dtype=np.int64))
+    tokens = np.full(max(end, len(known)), -1, dtype=np.int64)
+    tokens[: len(known)] = known
+    offset = sum(batch.counts[:i])
+    tokens[start:end] = inputs[offset : offset + batch.counts[i]].cpu().numpy()
+    missing = np.flatnonzero(tokens[:start] < 0)
+    tokens[missing] = listed[missing]
+    _TOKENS[req_id] = tokens
+    return tokens[:end]
 
 
 def prefix_hashes(hidden_states: torch.Tensor, batch: StepBatch) -> dict[str, Any]:  # noqa: ARG001 - the hook's shape

@@ -157,6 +157,7 @@ class Comparison:
             # In this order: an engine that is closed takes vLLM's process groups with it, and the next one brings them.
             expected = self._reference(workload, chosen, phases, progress)
             hooks.EMITTED_SOMETIMES.clear()
+            hooks.forget_tokens()
             drive(engine, phases, progress)
             engine.close()  # a builder thread may still be handing over
         emitted = list(hooks.EMITTED_SOMETIMES)

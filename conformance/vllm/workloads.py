@@ -349,6 +349,14 @@ WORKLOADS: tuple[Workload, ...] = (
         (*_CHURN, "late"),
         18,
     ),
+    Workload(
+        "scheduled-ahead",
+        "asynchronous scheduling: the next step is scheduled before the tokens of this one are known",
+        replace(_mixed(_late(1, "thread") | _DEFERRED), engine_args={"async_scheduling": True}),
+        _mixture,
+        (*_CHURN, "late"),
+        22,
+    ),
     Workload("async", "copies and writes on threads of their own", _mixed(_ASYNC | _DEFERRED), _mixture, _CHURN, 19),
     Workload(
         "async-late-2-thread",
@@ -374,9 +382,9 @@ SLOW_RUNNER_WORKLOADS: tuple[Workload, ...] = (
         21,
     ),
     Workload(
-        "small-late-1-inline",
-        "everything at once, one step late",
-        replace(_SLOW, omni_prefix=_late(1, "engine")),
+        "small-late-1-inline-scheduled-ahead",
+        "everything at once, one step late, with asynchronous scheduling",
+        replace(_SLOW, omni_prefix=_late(1, "engine"), engine_args={"async_scheduling": True}),
         _small_mixture,
         ("hits", "same_step_hits", "preemptions", "resumes", "aborts", "blocks_reused", "late"),
         21,

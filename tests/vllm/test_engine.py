@@ -216,6 +216,20 @@ def test_a_step_that_only_reports_finished_requests_runs_no_forward() -> None:
         assert engine.link.handover.statistics().waiting == 0
 
 
+def test_an_engine_that_schedules_ahead_really_does() -> None:
+    """The workload of that name runs on vLLM's asynchronous scheduler, which has a step in flight while it plans."""
+    with StepEngine(EngineSettings(engine_args={"async_scheduling": True}), "v1") as engine:
+        core = engine.llm.llm_engine.engine_core.engine_core
+        assert type(core.scheduler).__name__ == "AsyncScheduler"
+        assert core.step_fn.__name__ == "step_with_batch_queue"
+        drive(engine, JOBS)
+        assert engine.counts.hits > 0
+        for req_id, got in engine.received().items():
+            tokens = engine.requests[req_id].tokens
+            rows = got.keys[HASH_KEY].rows[: len(tokens)]
+            assert torch.equal(rows, torch.from_numpy(true_rows(HASH_KEY, tokens)[: len(rows)].copy()))
+
+
 def test_resetting_the_prefix_cache_forgets_hits_and_nothing_else() -> None:
     """After a reset the same prompt is computed again, into whatever blocks, and its rows are the same."""
     with StepEngine(EngineSettings(num_blocks=17), "v1") as engine:
