@@ -13,6 +13,7 @@ Otherwise by one thread, the committer, which alone waits for the device.
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Sequence
 
@@ -166,8 +167,8 @@ class OmniPrefixCacheController:
                 return False
             task = self._running = self._queue.popleft()
             task.move(TaskState.COPYING)
-            self._counters.trace("claim_copy", task=task.task_id)
         try:
+            self._counters.trace("claim_copy", task=task.task_id)
             self._write(task, self._copy(task))
         except BaseException as error:
             self._fail([task, *self._give_up(str(task), error)])
@@ -208,6 +209,7 @@ class OmniPrefixCacheController:
 
     def _give_up(self, what: str, cause: BaseException) -> list[WriteTask]:
         """Record a failure and take all that is queued, at once: nothing is queued behind a failure."""
+        traceback.clear_frames(cause.__traceback__)  # the record is kept: it must not keep device rows alive
         with self._wake:
             if self._failure is None:
                 self._failure = (what, cause)
