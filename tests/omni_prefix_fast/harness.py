@@ -9,8 +9,8 @@
     assert engine.hidden(step, "B") == [*range(8), *range(508, 512)]
 
 The row of request r at position p is `base[r] + p` in every column. mm values are given by key: `per_token(width)`
-makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves. Rows that the
-harness makes are overwritten as soon as `save_outputs` returned, as by the next forward.
+makes such rows, anything else is handed to the cache as it is. `start` and `save` are `step` in two halves. Rows of the
+harness's making are overwritten as soon as `save_outputs` returned, as by the next forward.
 
 A test that says nothing about the mode runs in each (`conftest.py`): eager, asynchronous, and asynchronous on a device
 whose copies land late. `settled` looks at the tables once everything in the background has ended.
