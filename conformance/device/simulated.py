@@ -385,6 +385,8 @@ def poison(rows: torch.Tensor) -> None:
 
 
 def _as_tensor(memory: _Memory, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    if not memory.size:
+        return torch.empty(tuple(shape), dtype=dtype)
     return torch.from_numpy(memory).view(dtype).view(tuple(shape))
 
 
