@@ -16,7 +16,7 @@ from omni_prefix_ref import Machine
     [
         (faults.HitRowsLeftOut, 0, "outputs"),
         (faults.SkipVersionBump, 0, "version"),
-        (faults.ReadKeepsChunk, 1, "charged"),
+        (faults.UnchargePerTask, 0, "charged"),
     ],
 )
 def test_a_faulty_reference_disagrees(

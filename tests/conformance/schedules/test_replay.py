@@ -16,6 +16,10 @@ def _replay(trace: Trace) -> int | None:
     return None if mismatch is None else mismatch.index
 
 
+SEEDS = [seed for seed in range(12) if not any(isinstance(e, Fail) for e in generate(seed).trace.events)][:4]
+"""Traces in which no write fails: every outcome is due exactly."""
+
+
 def _with_rows(trace: Trace) -> int:
     """Index of the first event that hands over rows."""
     return next(
@@ -23,7 +27,7 @@ def _with_rows(trace: Trace) -> int:
     )
 
 
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_an_altered_row_is_noticed_where_it_is_handed_over(seed: int) -> None:
     """A row due that is off by one is a mismatch at that event."""
     trace = generate(seed).trace
@@ -38,7 +42,7 @@ def test_an_altered_row_is_noticed_where_it_is_handed_over(seed: int) -> None:
     assert _replay(trace.model_copy(update={"events": events})) == at
 
 
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_dropped_save_is_noticed(seed: int) -> None:
     """Without its save, the step that follows is refused, or its rows are missed."""
     trace = generate(seed).trace
