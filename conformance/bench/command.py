@@ -65,8 +65,9 @@ def _write(report: Report, json: Path | None, plot: Path | None, *, write_docs: 
 
 def _command(only: list[Work] | None, *, threads: int, rounds: int | None, steps: int | None, quick: bool) -> str:
     """The command line that measures the same again."""
-    words = ["omni-prefix bench", *(f"--only {work}" for work in only or ())]
+    words = [f"--only {work}" for work in only or ()]
     words += [f"--threads {threads}"] if threads != 1 else []
     words += [f"--rounds {rounds}"] if rounds is not None else []
     words += [f"--steps {steps}"] if steps is not None else []
-    return " ".join([*words, *(["--quick"] if quick else []), "--write-docs"])
+    words += ["--quick"] if quick else []
+    return f'make bench BENCH="{" ".join([*words, "--write-docs"])}"'

@@ -10,6 +10,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,9 +29,9 @@ def find_wheel(folder: Path = FOLDER, *, download: bool = True) -> Path | None:
     if not (found := _in(folder)) and download:
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run(
-            [*command, "--dest", str(folder), f"{NAME}=={VERSION}"], check=False, capture_output=True, timeout=300
-        )
+        command += ["--dest", str(folder), f"{NAME}=={VERSION}"]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, capture_output=True, timeout=300)
         found = _in(folder)
     return found
 

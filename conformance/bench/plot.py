@@ -49,6 +49,7 @@ def draw(report: Report, path: Path) -> None:
                 costs = [result.figures[count][STEP].median for count in counts]
                 _line(blocks, result.work.removeprefix("blocks, "), list(map(int, counts)), costs)
         blocks.set(title="the same step, batch 256", xlabel="blocks of the cache", xscale="log", ylim=(0, None))
+        blocks.minorticks_off()
         blocks.set_ylabel("microseconds")
         handles, labels = decode.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)

@@ -53,7 +53,7 @@ FULL = Plan(
     works=tuple(Work),
     pace=Pace(),
     batches=(256, 64, 8, 1),
-    hits=(512, 16, 128, 2048, 8192, 16_384),
+    hits=(16, 128, 512, 2048, 16_384),
     pending=Pending(),
     blocks=(1_000, 10_000, 100_000, 1_000_000),
     blocks_work=Decode(batch=256, width=128, blocks=3),  # a million blocks of the usual width would not fit into memory
