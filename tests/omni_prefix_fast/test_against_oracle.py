@@ -91,6 +91,9 @@ class Due:
 class Fuzz:
     """A random engine and the naive cache beside the real one."""
 
+    on = torch.device("cpu")
+    """Where the forward's tensors are."""
+
     def __init__(self, seed: int, *, eager: bool, device: Device | None = None) -> None:
         self.random = random.Random(seed)
         self.block_size = self.random.choice([1, 2, 4])
@@ -241,7 +244,7 @@ class Fuzz:
             + [-1] * self.random.choice([0, padded - len_of(due)])
             for key in emitted
         }
-        tensors = {key: filled(rows, *FEATURES[key], dtype=DTYPES[key]) for key, rows in values.items()}
+        tensors = {key: filled(rows, *FEATURES[key], dtype=DTYPES[key]).to(self.on) for key, rows in values.items()}
         hidden = tensors.pop(HIDDEN_KEY)
         if self.random.random() < 0.1:
             self.refuse(hidden, tensors, len_of(due), padded)
