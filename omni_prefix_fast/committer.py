@@ -121,6 +121,11 @@ class OmniPrefixCacheController:
         """Wait until a task's rows are on the host. Raises as `join` does."""
         self._wait(task, task.host_ready, deadline, "host_ready")
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether `take_finished` has something to give."""
+        return bool(self._finished)
+
     def take_finished(self) -> list[WriteTask]:
         """Tasks that became WRITTEN or FAILED since the last call, oldest first."""
         finished: list[WriteTask] = []

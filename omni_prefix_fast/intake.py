@@ -148,6 +148,8 @@ class KeySorter:
                 f"step {layout.step_id}: hidden states of shape {tuple(hidden.shape)} for {count.unpadded} tokens "
                 f"({count.padded} padded); pass num_tokens_unpadded and num_tokens_padded of this very step"
             )
+        if hidden.shape[0] == count.unpadded:
+            return hidden if count.unpadded else None
         return hidden[: count.unpadded] if count.unpadded else None
 
     def _sort_one(self, key: Key, value: Any, count: TokenCount, layout: StepLayout, intake: Intake) -> None:

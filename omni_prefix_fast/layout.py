@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,13 +87,11 @@ def make_layout(
         absent = sorted(set(num_scheduled) - set(index))
         what = f"scheduled requests {absent} are not in the batch" if absent else "the batch lists a request twice"
         raise OmniPrefixCacheContractError(f"step {step_id}: {what}")
-    counts = _picked(num_scheduled, req_ids)
-    starts = _picked(computed, req_ids)
-    offsets = np.zeros(len(req_ids) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
+    counts, starts = _picked(num_scheduled, req_ids), _picked(computed, req_ids)
+    offsets = (0, *accumulate(counts))
     slots = torch.as_tensor(view.step_slots_cpu(list(req_ids), num_scheduled)).detach().cpu().numpy()
     slots = slots.astype(np.int64, copy=True).reshape(-1)
-    total = int(offsets[-1])
+    total = offsets[-1]
     if slots.shape[0] != total:
         raise OmniPrefixCacheContractError(
             f"step {step_id}: step_slots_cpu returned {slots.shape[0]} slots for {total} scheduled tokens"
@@ -103,28 +102,33 @@ def make_layout(
                 f"step {step_id}: slots {int(slots.min())}..{int(slots.max())} are outside 0..{num_slots - 1}; "
                 "num_blocks or block_size differs from the engine's"
             )
-        firsts, lasts = slots[offsets[:-1]], slots[offsets[1:] - 1]
-        if ((firsts - starts) % block_size).any() or ((lasts - starts - counts + 1) % block_size).any():
+        if not _in_place(slots, offsets, starts, block_size):
             raise OmniPrefixCacheContractError(
                 f"step {step_id}: slots do not stand where the computed-token counts put them; "
                 "block_size differs from the engine's, or num_computed_tokens is not the first scheduled position"
             )
-    return StepLayout(
-        step_id,
-        req_ids,
-        index,
-        counts=tuple(counts.tolist()),
-        offsets=tuple(offsets.tolist()),
-        starts=tuple(starts.tolist()),
-        ends=tuple((starts + counts).tolist()),
-        slots=slots,
-    )
+    ends = tuple(map(operator.add, starts, counts))
+    return StepLayout(step_id, req_ids, index, counts, offsets, starts, ends, slots)
 
 
-def _picked(values: Mapping[ReqId, int], req_ids: Sequence[ReqId]) -> IntArray:
+def _picked(values: Mapping[ReqId, int], req_ids: Sequence[ReqId]) -> tuple[int, ...]:
     """Values of `req_ids`, in order. One call for all of them, since a loop over a large batch shows."""
-    of_all = operator.itemgetter(*req_ids)(values) if len(req_ids) > 1 else [values[r] for r in req_ids]
-    return np.array(of_all, dtype=np.int64)
+    if len(req_ids) > 1:
+        of_all: tuple[int, ...] = operator.itemgetter(*req_ids)(values)
+        return of_all
+    return tuple(values[r] for r in req_ids)
+
+
+def _in_place(slots: IntArray, offsets: Sequence[int], starts: Sequence[int], block_size: int) -> bool:
+    """Whether each request's first and last token stand in their blocks where their positions say."""
+    at = np.array(offsets)
+    ahead = slots[at[:-1]] - np.array(starts)
+    if (ahead % block_size).any():
+        return False
+    if len(slots) == len(starts):  # a decode step: the first token is the last
+        return True
+    behind = slots[at[1:] - 1] - slots[at[:-1]] - (at[1:] - at[:-1] - 1)
+    return not (behind % block_size).any()
 
 
 class FullAttentionGroupView:

@@ -342,6 +342,8 @@ class PrefixCacheMachine:
 
     def commit_tasks(self) -> None:
         """`CommitTask` for every write that ended since the last call."""
+        if not self.controller.has_finished:
+            return
         with self.lock:
             for task in self.controller.take_finished():
                 if task.state is TaskState.WRITTEN:

@@ -60,7 +60,7 @@ def _step_rows(
     """Rows of a key that the step emits: behind the cached prefix where there is one."""
     layout = context.layout
     if not context.reads and req_ids == layout.req_ids:  # the common step: nobody hit, everybody is asked for
-        return dict(zip(req_ids, torch.split(_copied(of_step, allocate), list(layout.counts)), strict=True))
+        return dict(zip(req_ids, _copied(of_step, allocate).split_with_sizes(layout.counts), strict=True))
     return {r: _merged(context.reads.get(r), key, of_step[layout.rows(r)], allocate) for r in req_ids}
 
 

@@ -6,8 +6,10 @@ neither takes a lock here.
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,7 +56,12 @@ def byte_rows(rows: torch.Tensor, count: int) -> ByteRows:
     flat = rows.view(-1).view(torch.uint8).numpy()
     if not flat.size:
         return np.empty(0, dtype=np.dtype((np.void, 1)))
-    return flat.view(np.dtype((np.void, flat.size // count)))
+    return flat.view(_opaque(flat.size // count))
+
+
+@cache
+def _opaque(nbytes: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, nbytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ class RowSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of one row."""
-        return int(np.prod(self.feature, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.feature) * self.dtype.itemsize
 
     def accepts(self, other: RowSpec) -> bool:
         """Whether rows of `other` fit: the same feature, and a type whose every value this one holds."""

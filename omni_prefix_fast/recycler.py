@@ -7,6 +7,7 @@ views it; idle memory stays below `max_idle_bytes`.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ class RecyclingAllocator:
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor, on memory of its own for as long as anything views it."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
         block = self._take(nbytes)

@@ -100,6 +100,8 @@ class SlotTable:
 
     def first_repeated(self, slots: IntArray) -> int | None:
         """A slot that stands twice in `slots`, or None."""
+        if slots.shape[0] < 2:
+            return None
         order = np.arange(slots.shape[0])
         self._scratch[slots] = order
         repeated = np.flatnonzero(self._scratch[slots] != order)

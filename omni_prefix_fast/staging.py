@@ -29,6 +29,7 @@ class StagingBufferPool:
         self._holders: list[set[Holder]] = [set() for _ in range(self.depth)]
         self._pin = pin
         self._buffers: dict[Key, torch.Tensor] = {}
+        self._pages: dict[tuple[int, Key], torch.Tensor] = {}
 
     def nbytes(self) -> dict[Key, int]:
         """Bytes allocated, by key."""
@@ -47,10 +48,11 @@ class StagingBufferPool:
             if resident:
                 buffers.zero_()
             self._buffers[key] = buffers
+            self._pages.update(((page, key), buffers[page]) for page in range(self.depth))
 
     def rows(self, page: int, key: Key, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of a page, a view `(num_rows, *feature)`. Only for a holder of the page."""
-        return self._buffers[key][page, :num_rows]
+        return self._pages[page, key][:num_rows]
 
     def claim(self, holder: Holder, deadline: Deadline, check: Callable[[], None] = lambda: None) -> int:
         """Take a free page for `holder`, waiting for one until the deadline.
