@@ -42,7 +42,7 @@ def test_inspection_names_the_tables_of_the_machine() -> None:
 def test_inspection_is_a_copy_and_can_be_compared() -> None:
     """Looking changes nothing; two looks are equal until something happens; a look cannot be changed."""
     engine = engine_with_everything()
-    before = engine.cache.inspect()
+    before = engine.settled()
     assert engine.cache.inspect() == before
     engine.cache.discard_step(1)
     assert engine.cache.inspect() != before

@@ -92,7 +92,7 @@ def test_depth_bounds_unconsumed_steps() -> None:
     engine = Engine(staging_depth=2, staging_claim_timeout_s=5.0, runtime=runtime)
     first, second = engine.step(new=[("A", [0, 1], 0, 4)]), engine.step(cached=[("A", 1)])
     engine.start(cached=[("A", 1)])
-    before = engine.cache.inspect()
+    before = engine.settled()
     with pytest.raises(OmniPrefixCacheStagingTimeoutError, match=rf"\[{first}, {second}\].*staging_depth \(now 2\)"):
         engine.save()
     assert runtime.now == 5.0
@@ -233,7 +233,7 @@ def test_device_fault_before_the_publish_can_be_tried_again(operation: str, call
     engine = Engine(policy=ModelCachePolicy(deferred_keys=frozenset("de")), device=device)
     mm = {"d": per_token(1), "e": per_token(1)}
     engine.start(new=[("A", [0], 0, 4)])
-    before = engine.cache.inspect()
+    before = engine.settled()
     with pytest.raises(OSError, match=operation):
         engine.save(mm=mm)
     assert replace(engine.cache.inspect(), occupancy=before.occupancy) == before
@@ -251,7 +251,7 @@ def test_fault_while_a_read_is_completed_can_be_tried_again() -> None:
     late = engine.step(new=[("B", [0, 1], 4, 1)], mm={"d": per_token(1)})
     engine.start(new=[("C", [0], 0, 4)], base={"C": 90})
     assert device.calls["copy_to_host"] == 4
-    before = engine.cache.inspect()
+    before = engine.settled()
     with pytest.raises(OSError, match="copy_to_host call 5"):
         engine.save()
     assert engine.cache.inspect() == before

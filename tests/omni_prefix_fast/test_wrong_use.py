@@ -225,7 +225,7 @@ REGISTER = [
 def test_refused_call_changes_nothing(misuse: Misuse) -> None:
     """The message says what to change, no table moved, nobody waited, and the next valid calls are right."""
     scene = make_scene()
-    before, totals, footprint = scene.cache.inspect(), scene.cache.statistics(), scene.cache.footprint()
+    before, totals, footprint = scene.engine.settled(), scene.cache.statistics(), scene.cache.footprint()
     with pytest.raises(misuse.error) as told:
         misuse.do(scene)
     assert type(told.value) is misuse.error
@@ -299,7 +299,7 @@ def test_order_of_calls(do: Callable[[Scene], object], words: str) -> None:
     scene = make_scene()
     engine = scene.engine
     step = scene.save()
-    before = engine.cache.inspect()
+    before = engine.settled()
     with pytest.raises(OmniPrefixCacheContractError, match=words):
         do(scene)
     assert engine.cache.inspect() == before
@@ -331,7 +331,7 @@ def test_batch_that_is_not_the_scheduled_one(spoil: Callable[[View], object], wo
     scene = make_scene()
     view = scene.engine.view
     kept = (dict(view.tables), dict(view.computed), list(view.order))
-    before = scene.cache.inspect()
+    before = scene.engine.settled()
     spoil(view)
     with pytest.raises(OmniPrefixCacheContractError, match=words):
         scene.save()
@@ -354,7 +354,7 @@ def test_no_page_free_waits_and_says_who_holds_them() -> None:
     engine = Engine(policy=POLICY, staging_depth=1, staging_claim_timeout_s=7.0, runtime=runtime)
     first = engine.step(new=[("A", [0], 0, 4)], mm=MM)
     engine.start(new=[("B", [0, 1], 4, 1)])
-    before = engine.cache.inspect()
+    before = engine.settled()
     with pytest.raises(OmniPrefixCacheStagingTimeoutError, match=r"7 s.*\[0\].*materialize or discard_step.*depth"):
         engine.save(mm=MM)
     assert runtime.now == 7.0

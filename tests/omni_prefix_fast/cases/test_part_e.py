@@ -309,7 +309,7 @@ def test_E38_a_step_larger_than_a_page_is_refused_before_it_touches_anything(tok
     first = engine.step(new=[("A", [0], 0, 4)], base={"A": 10}, mm=mm)
     second = engine.step(new=[("B", [1], 0, 4)], base={"B": 20}, mm=mm)
     engine.start(new=[("C", list(range(2, 10)), 0, tokens)], base={"C": 900})
-    before, footprint = engine.cache.inspect(), engine.cache.footprint()
+    before, footprint = engine.settled(), engine.cache.footprint()
     with pytest.raises(
         OmniPrefixCacheContractError, match=rf"{tokens} tokens.* holds 4; raise staging_capacity_tokens"
     ):
