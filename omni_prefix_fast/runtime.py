@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
@@ -74,6 +75,34 @@ class Runtime(Protocol):
         ...
 
 
+class _Latch:
+    """An `Event` on one raw lock, held until it is set. A step makes several, and a `threading.Event` is dear to make."""
+
+    __slots__ = ("_closed", "_set")
+
+    def __init__(self) -> None:
+        self._closed = threading.Lock()
+        self._closed.acquire()
+        self._set = False
+
+    def set(self) -> None:
+        if not self._set:
+            self._set = True
+            self._open()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set and self._closed.acquire(timeout=-1 if timeout is None else timeout):
+            self._open()  # for the next waiter
+        return self._set
+
+    def _open(self) -> None:
+        with suppress(RuntimeError):  # two threads at once: the other one did it
+            self._closed.release()
+
+
 class ThreadRuntime:
     """The real thing: `threading` and `time.monotonic`."""
 
@@ -91,7 +120,7 @@ class ThreadRuntime:
 
     def event(self, name: str) -> Event:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
-        return threading.Event()
+        return _Latch()
 
     def spawn(self, name: str, target: Callable[[], None]) -> Thread:
         """See `Runtime`."""

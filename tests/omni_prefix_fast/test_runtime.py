@@ -1,11 +1,14 @@
 """The runtime's primitives: every wait is bounded."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from omni_prefix_fast.runtime import Deadline, Runtime, ThreadRuntime
 from tests.omni_prefix_fast.harness import ManualRuntime
 
 BRIEF_S = 0.01
+DEADLINE_S = 20.0
 
 
 @pytest.mark.parametrize("runtime", [ThreadRuntime(), ManualRuntime()], ids=["threads", "manual"])
@@ -30,6 +33,17 @@ def test_event_stays_set(runtime: Runtime) -> None:
     event.set()
     assert event.is_set()
     assert event.wait(0)
+
+
+def test_one_set_wakes_every_waiter() -> None:
+    """Any number of threads wait for one event, set by two threads at once; all of them go on."""
+    for _ in range(50):
+        event = ThreadRuntime().event("done")
+        with ThreadPoolExecutor(6) as pool:
+            waiters = [pool.submit(event.wait, DEADLINE_S) for _ in range(4)]
+            setters = [pool.submit(event.set) for _ in range(2)]
+            assert all(setter.result(DEADLINE_S) is None for setter in setters)
+            assert all(waiter.result(DEADLINE_S) for waiter in waiters)
 
 
 def test_clock_does_not_go_back() -> None:
