@@ -571,6 +571,25 @@ def test_a_discarded_step_in_flight_keeps_its_page_until_it_has_landed() -> None
     assert all_of(scene.engine.take(step, "B"), "B") == [0, 1, 2, 3, 4]
 
 
+def test_a_save_that_fails_has_started_no_copy() -> None:
+    """A claim cannot rescue a planned row: the page goes back, nothing is on its way to it, the next try is right."""
+    scene = Scene(directed=False)
+    scene.engine.take(scene.engine.step(new=[("A", [0], 0, 4)], mm=D), "A")
+    scene.device.fail("rows_to_host")  # the prefetch thread's
+    late = scene.engine.step(new=[("B", [0, 1], 4, 1)], mm=D)
+    scene.cache.drain()
+    scene.device.fail("rows_to_host", error=OSError("the device is gone"))
+    scene.engine.start(new=[("C", [0], 0, 4)], finished=["A"], base={"C": 50})
+    before, launches = scene.engine.settled(), scene.device.totals.launches
+    with pytest.raises(OSError, match="the device is gone"):
+        scene.engine.save(mm=D)
+    assert scene.device.totals.launches == launches
+    assert scene.cache.inspect() == before
+    step = scene.engine.save(mm=D)
+    assert all_of(scene.engine.take(late, "B"), "B") == [0, 1, 2, 3, 4]
+    assert all_of(scene.engine.take(step, "C"), "C") == [50, 51, 52, 53]
+
+
 # ------------------------------------------------------------------------------------------ deferred rows
 
 
