@@ -203,10 +203,11 @@ OpenStep ==
 
 Sealed == {t \in DOMAIN tasks : \A r \in Requests : open_write[r] # t}
 PageOf(t) == tasks[t].page
+Taken == IF On("sealed_write_forgotten") THEN {t \in Sealed : tasks[t].kind = "immediate"} ELSE Sealed
 
 WriteTask ==
-    /\ Sealed # {}
-    /\ LET t == CHOOSE t \in Sealed : \A u \in Sealed : t <= u
+    /\ Taken # {}
+    /\ LET t == CHOOSE t \in Taken : \A u \in Taken : t <= u
        IN /\ tasks' = Drop(tasks, {t})
           /\ pages' = IF On("page_reused_before_taken") /\ PageOf(t) # None
                       THEN [pages EXCEPT ![PageOf(t)] = {}]

@@ -14,6 +14,8 @@ Prompt2 == "a" :> 1 @@ "b" :> 2
 \* Two tokens a block.
 TextBlocks == "a" :> <<0, 1, 2, 1>> @@ "b" :> <<0, 1, 2>>
 PromptBlocks == "a" :> 2 @@ "b" :> 3
-\* Whoever holds the id comes back under it with other text of the same prefix.
+\* A longer shared prefix: what one computed while the other was out is a larger hit for it.
+TextGap == "a" :> <<0, 1, 2>> @@ "b" :> <<0, 1>>
+PromptGap == "a" :> 3 @@ "b" :> 2
 Codes == "codes" :> {0, 1}
 =============================================================================

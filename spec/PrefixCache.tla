@@ -139,8 +139,8 @@ ReserveBudget ==
     /\ \E sealed \in SUBSET (IF Pressure THEN Open ELSE {}) :
         /\ Seal(sealed)
         /\ EngineDid([action |-> "ReserveBudget", step |-> step, sealed |-> sealed])
-    /\ pc' = AfterBudget
     /\ UNCHANGED <<schedulerVars, batch, layout, reported, slotVars, write_n, next_task, readVars>>
+    /\ pc' = AfterBudget
 
 UnplanReads ==
     /\ pc = "unplan"

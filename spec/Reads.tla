@@ -34,7 +34,7 @@ Carrier(k, s) == CHOOSE t \in DOMAIN tasks : Carries(t, k, s, version[s])
 
 Resolve(k, s) ==
     CASE occupancy[k][s] = "committed" -> Names("pool", s, 0, Zero)
-      [] occupancy[k][s] = "in_transit" /\ k \notin Deferred -> Names("pool", s, 0, Zero)
+      [] occupancy[k][s] = "in_transit" /\ k \notin Deferred -> Names("pool", s, Carrier(k, s), Zero)
       [] occupancy[k][s] = "in_transit" /\ k \in Deferred ->
             IF On("resolve_deferred_at_fetch") THEN Names("task", s, Carrier(k, s), Zero)
             ELSE Names("log", s, 0, log_row[k][s])
@@ -58,9 +58,10 @@ Value(k, e) ==
       [] e.kind = "task" -> LastRow(e.task, k, e.slot)
       [] e.kind = "hole" -> IF On("hole_reads_buffer") THEN pool[k][e.slot] ELSE Zero
 
-\* An in-transit pool row is gathered only after its writer is done.
+\* A pool row that was in transit when it was planned is gathered only after its writer is done.
 Ready(k, e) ==
-    e.kind = "pool" => On("fetch_before_done") \/ WriterDone(k, e.slot, e.version)
+    e.kind = "pool" /\ e.task \in DOMAIN tasks =>
+        On("fetch_before_done") \/ tasks[e.task].state = "WRITTEN"
 
 ReadyToFetch(read) == \A x \in DOMAIN read.rows : Ready(x[1], read.rows[x])
 
@@ -79,7 +80,7 @@ Sum(ids, s) ==
 \* Gather these reads together; each lets go of its pins.
 Complete(ids) ==
     /\ reads' = [id \in DOMAIN reads |-> IF id \in ids THEN Fetched(reads[id]) ELSE reads[id]]
-    /\ pins' = [s \in Watched |-> pins[s] - Sum(ids, s)]
+    /\ pins' = [s \in Watched |-> pins[s] - (IF On("unpinned_twice") THEN 2 ELSE 1) * Sum(ids, s)]
 
 \* Reads whose step has been opened: their holes are final and they may be handed over.
 Final(id) == id[1] < step \/ (id[1] = step /\ pc \in {"schedule", "start"})

@@ -121,20 +121,21 @@ TypeOKInv ==
 (* Goals that must be reachable: each is written as an invariant that TLC    *)
 (* has to break. A model in which one holds never came near the hard case.   *)
 
-PlannedInTransit(id) == reads[id].state = "planned"
-Recycled(b) == \E s \in Watched : s \div BlockSize = b /\ version[s] > 1
-
-DebugSameStepHitInv == ~(event.action = "UnplanReads" /\ Unplanned # {})
-\* ... on a block that had a tenant before.
+DebugSameStepHitInv == ~(pc = "preserve" /\ Unplanned # {})
+\* ... on a block whose former tenant's rows are still there.
 DebugSameStepHitRecycledInv ==
-    ~(event.action = "UnplanReads" /\ \E id \in Unplanned : \E s \in StepSlots :
-        version[s] > 0 /\ \E p \in reads[id].start .. reads[id].end - 1 : SlotAt(reads[id].blocks, p) = s)
+    ~(pc = "preserve" /\ \E id \in Unplanned : \E s \in StepSlots :
+        (\E k \in Keys : occupancy[k][s] # "absent") /\ \E p \in reads[id].start .. reads[id].end - 1 : SlotAt(reads[id].blocks, p) = s)
 \* A claim that completes a planned read first: the copy-aside.
 DebugPreserveInv == ~(pc = "preserve" /\ Endangered # {})
 \* ... and has to wait for the writer of that row.
 DebugPreserveWaitsInv == ~(pc = "preserve" /\ \E id \in Endangered : ~ReadyToFetch(reads[id]))
 \* A running request's write is sealed and it opens another.
-DebugFlushRunningInv == \A t \in DOMAIN tasks : tasks[t].n < 2
+DebugFlushRunningInv ==
+    ~(pc = "append" /\ \E i \in 1 .. Len(batch) :
+        /\ DeferredRows(i) # <<>>
+        /\ open_write[batch[i].req] = 0
+        /\ \E t \in DOMAIN tasks : tasks[t].req = batch[i].req)
 \* A plan that outlives its slot's tenant.
 DebugLateMaterializeInv ==
     \A id \in FinalReads : reads[id].state = "planned" => \A x \in DOMAIN reads[id].rows :
@@ -155,7 +156,8 @@ DebugLostSlotInv == \A t \in DOMAIN tasks : \A i \in DOMAIN tasks[t].rows : Owns
 DebugLargerHitOnResumeInv ==
     \A id \in DOMAIN reads : reads[id].start = 0
 DebugHandedAgainInv ==
-    \A s \in DOMAIN steps : \A r \in DOMAIN steps[s] : steps[s][r].start >= steps[s][r].owed
+    ~(pc = "start" /\ \E i \in 1 .. Len(batch) :
+        batch[i].kind = "resumed" /\ batch[i].started /\ batch[i].start < handed[batch[i].req])
 DebugFatalReadInv == \A id \in DOMAIN reads : reads[id].state # "failed"
 
 ----------------------------------------------------------------------------
@@ -181,8 +183,8 @@ TasksView ==
          [r \in Requests |-> IF open_write[r] = 0 THEN <<>> ELSE TaskView(open_write[r])],
          {TaskView(t) : t \in {u \in DOMAIN tasks : Counts(u) /\ u \notin Range(queue) /\ ~IsOpen(u)}}>>
 
-EntryView(e) == <<e.kind, e.slot, e.version = version[e.slot],
-                  IF e.task = 0 THEN <<>> ELSE TaskView(e.task), e.row>>
+EntryView(k, e) == <<e.kind, e.slot, e.version = version[e.slot], Ready(k, e),
+                     IF LooksBack /\ e.task \in DOMAIN tasks THEN TaskView(e.task) ELSE <<>>, e.row>>
 Settled(id, x) ==
     /\ ~LooksBack
     /\ reads[id].rows[x].kind # "pool"
@@ -190,8 +192,8 @@ Settled(id, x) ==
 ReadView(id) ==
     LET left == IF Final(id) THEN {x \in DOMAIN reads[id].rows : ~Settled(id, x)} ELSE DOMAIN reads[id].rows
     IN IF Final(id)
-       THEN <<reads[id].state, {<<x[1], EntryView(reads[id].rows[x]), Due(x[1], reads[id].req, x[2])>> : x \in left}>>
-       ELSE <<reads[id].state, reads[id].req, reads[id].start, [x \in left |-> EntryView(reads[id].rows[x])]>>
+       THEN <<reads[id].state, {<<x[1], EntryView(x[1], reads[id].rows[x]), Due(x[1], reads[id].req, x[2])>> : x \in left}>>
+       ELSE <<reads[id].state, reads[id].req, reads[id].start, [x \in left |-> EntryView(x[1], reads[id].rows[x])]>>
 Matters(id) == ~Final(id) \/ reads[id].state = "failed" \/ \E x \in DOMAIN reads[id].rows : ~Settled(id, x)
 
 PoolVisible(k, s) ==
