@@ -76,7 +76,7 @@ class Runtime(Protocol):
 
 
 class _Latch:
-    """An `Event` on one raw lock, held until it is set. A step makes several, and a `threading.Event` is dear to make."""
+    """An `Event` on one raw lock, held until it is set. A step makes several; a `threading.Event` is dear to make."""
 
     __slots__ = ("_closed", "_set")
 
