@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,7 +87,15 @@ def test_without_a_device_it_says_what_to_do(capsys: pytest.CaptureFixture[str])
 def test_the_script_starts_the_command_from_anywhere(tmp_path: Path) -> None:
     """`scripts/device-check --help` works outside the repository's root."""
     script = str(ROOT / "scripts" / "device-check")
-    done = subprocess.run([script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [script, "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert "--limit-s" in done.stdout
 
