@@ -263,6 +263,8 @@ class PrefixCacheMachine:
                 self._counters.add("reads_same_step")
             for read in self.starting.values():
                 read.settle(owes_hidden=hands_hidden)
+                if read.failure is not None:  # nobody will fetch it: it holds nothing
+                    self._release(read, ReadState.DROPPED)
             landing = None if rows.transfer.landed() else task
             context = StepContext(layout, rows.page, rows.staged, rows.leftovers, self.starting, hands_hidden, landing)
             self.starting = {}

@@ -411,11 +411,11 @@ class OmniPrefixCacheManager:
         ticket: BudgetTicket | None = None
         try:
             machine.open_keys({k: RowSpec.of(rows) for k, rows in intake.rows.items()}, self._policy.deferred_keys)
-            machine.unplan_reads(layout)
             deferred = [key for key in intake.rows if key in self._policy.deferred_keys]
             if deferred:
                 row_bytes = sum(machine.pool.spec(key).nbytes for key in deferred)
                 ticket = machine.reserve_budget(row_bytes * layout.num_tokens, deadline)
+            machine.unplan_reads(layout)
             clones = {k: self._device.clone(intake.rows[k], machine.pool.spec(k).dtype) for k in deferred if ticket}
             machine.preserve_reads(layout.slots, deadline)
             # Last: nothing may fail, and so free the page, while copies are on their way to it.
