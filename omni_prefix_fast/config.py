@@ -124,7 +124,7 @@ class ModelCachePolicy(_Settings):
     def from_model(cls, model: object) -> Self:
         """Read the policy from a model's attributes; each is optional.
 
-        `requires_full_prefix_cached_hidden_states` and `deferred_prefix_cache_mm_keys` are the seed's names;
+        `requires_full_prefix_cached_hidden_states` and `deferred_prefix_cache_mm_keys` are what models carry today;
         `prefix_cache_token_keys`, `prefix_cache_request_keys` and `prefix_cache_request_list_keys` declare keys.
         """
         tokens: Iterable[Key] | None = getattr(model, "prefix_cache_token_keys", None)
