@@ -11,6 +11,11 @@ Prompt3 == "a" :> 1 @@ "b" :> 2 @@ "c" :> 1
 TextHole == "a" :> <<2, 1>> @@ "b" :> <<2, 0>> @@ "c" :> <<0>>
 Order2 == <<"a", "b">>
 Prompt2 == "a" :> 1 @@ "b" :> 2
+\* For the state graph, where no view cuts the counters off. All tokens emit the same keys there,
+\* so that a step emits a key whole, as the reference model's steps do.
+OneStep == step <= 1
+Text1 == "a" :> <<0, 1>> @@ "b" :> <<0, 2>>
+Whole == "codes" :> {0, 1, 2}
 \* Two tokens a block.
 TextBlocks == "a" :> <<0, 1, 2, 1>> @@ "b" :> <<0, 1, 2>>
 PromptBlocks == "a" :> 2 @@ "b" :> 3

@@ -82,6 +82,8 @@ class Job:
     depth_first: int = 0
     """If positive, search depth-first, deepening up to this."""
     heap_mb: int = 3000
+    short: bool = True
+    """Compile lightly: halves the time of runs of a few seconds, and would slow down long ones."""
     extra: tuple[str, ...] = ()
 
 
@@ -204,6 +206,7 @@ def command(job: Job, config: Path, scratch: Path, toolchain: Toolchain) -> list
     java = [
         str(toolchain.java),
         "-XX:+UseSerialGC",
+        *(["-XX:TieredStopAtLevel=1"] if job.short else []),
         f"-Xmx{job.heap_mb}m",
         f"-Djava.io.tmpdir={scratch}",
         "-cp",
