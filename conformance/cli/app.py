@@ -99,6 +99,7 @@ FORWARDED = (
     ("replay", "conformance.drivers.command:replay", "conformance", "The same on a trace from a file."),
     ("bench", "conformance.bench.command:bench", "conformance", "What the cache costs, beside other implementations."),
     ("footprint", "conformance.cli.footprint:footprint", "conformance", "What a stage costs in memory."),
+    ("model-check", "conformance.tla.cli:model_check", "spec", "TLC on the models of the specification."),
     ("mutants", "conformance.mutants.command:mutants", "conformance", "Seeded faults, and how soon each is caught."),
 )
 
