@@ -93,28 +93,31 @@ def _task(entry: Model | Fault | Goal, model: Model, config: Config, spec: Path)
 
 def tasks(manifest: Manifest, names: Sequence[str] = (), lane: Lane = "ci", spec: Path = SPEC) -> list[Task]:
     """What to run: everything of the lane, or what is named by model, fault or goal."""
+    entries: list[Model | Fault | Goal] = [*manifest.model, *manifest.fault, *manifest.goal]
     found: list[Task] = []
-    wanted = set(names)
-    for entry in (*manifest.model, *manifest.fault, *manifest.goal):
+    unknown = set(names)
+    for entry in entries:
         model = entry if isinstance(entry, Model) else manifest.of(entry.model)
         if model.mode == "trace":
             continue
-        config = config_of(model, spec)
-        if isinstance(entry, Fault):
-            config = fault_config(entry, config)
-        elif isinstance(entry, Goal):
-            config = config.checking(entry.violates)
-        task = _task(entry, model, config, spec)
-        mine = {task.name, model.name} if not isinstance(entry, Goal) else {task.name, model.name, entry.violates}
-        if wanted & mine if wanted else _lane_includes(entry.lane, lane):
+        task = _task(entry, model, _config(entry, model, spec), spec)
+        named = {task.name, model.name} & set(names)
+        unknown -= named
+        if named or (not names and _lane_includes(entry.lane, lane)):
             found.append(task)
-            wanted_now = wanted & mine
-            if wanted_now:
-                names = [name for name in names if name not in wanted_now]
-    if wanted and names:
-        known = sorted({*(m.name for m in manifest.model), *(f.name for f in manifest.fault)})
-        raise TlaError(f"the manifest has no {', '.join(names)}; it has {', '.join(known)}")
+    if unknown:
+        known = ", ".join(sorted({*(m.name for m in manifest.model), *(f.name for f in manifest.fault)}))
+        raise TlaError(f"the manifest has no {', '.join(sorted(unknown))} to check; it has {known}")
     return found
+
+
+def _config(entry: Model | Fault | Goal, model: Model, spec: Path) -> Config:
+    config = config_of(model, spec)
+    if isinstance(entry, Fault):
+        return fault_config(entry, config)
+    if isinstance(entry, Goal):
+        return config.checking(entry.violates)
+    return config
 
 
 def _judge_model(model: Model, config: Config, result: Result) -> tuple[str, dict[str, object]]:
@@ -128,7 +131,11 @@ def _judge_model(model: Model, config: Config, result: Result) -> tuple[str, dic
         "total": result.generated,
         "depth": result.depth,
     }
-    stale = [f"{name} is {value}, not {getattr(model, name)}" for name, value in figures.items() if getattr(model, name) != value]
+    stale = [
+        f"{name} is {value}, not {getattr(model, name)}"
+        for name, value in figures.items()
+        if getattr(model, name) != value
+    ]
     dead = sorted(action for action, count in result.coverage.items() if count == 0 and action not in model.idle)
     woken = sorted(action for action in model.idle if result.coverage.get(action, 0) > 0)
     problems = stale + ([f"never taken: {', '.join(dead)}"] if dead else [])

@@ -47,7 +47,13 @@ def _table(outcomes: list[Outcome]) -> Table:
 
 
 def _run(console: Console, chosen: list[Task], at_once: int) -> list[Outcome]:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     outcomes: list[Outcome] = []
     with Progress(*columns, console=console, transient=True) as progress:
         line = progress.add_task("model-check", total=len(chosen))

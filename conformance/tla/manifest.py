@@ -122,20 +122,21 @@ def record(spec: Path, figures: dict[tuple[str, str], dict[str, object]]) -> Non
     """Write measured figures into the manifest. `figures` is by table and name; a goal's name is its invariant."""
     path = spec / "manifest.toml"
     blocks = re.split(r"(?m)^(?=\[\[)", path.read_text())
-    for index, block in enumerate(blocks):
-        table = re.match(r"\[\[(\w+)\]\]", block)
-        if table is None:
-            continue
-        field = "violates" if table[1] == "goal" else "name"
-        name = re.search(rf'(?m)^{field} = "(.*)"$', block)
-        owner = re.search(r'(?m)^model = "(.*)"$', block)
-        key = f"{owner[1]}:{name[1]}" if table[1] == "goal" and owner and name else name[1] if name else ""
-        for field, value in figures.get((table[1], key), {}).items():
-            text = f'"{value}"' if isinstance(value, str) else str(value)
-            line = f"{field} = {text}"
-            if re.search(rf"(?m)^{field} = ", block):
-                block = re.sub(rf"(?m)^{field} = .*$", line, block)
-            else:
-                block = block.rstrip("\n") + f"\n{line}\n\n"
-        blocks[index] = block
-    path.write_text("".join(blocks).rstrip("\n") + "\n")
+    text = "".join(_with_figures(block, figures) for block in blocks)
+    path.write_text(text.rstrip("\n") + "\n")
+
+
+def _with_figures(block: str, figures: dict[tuple[str, str], dict[str, object]]) -> str:
+    """One table of the manifest with its figures set."""
+    said = dict(re.findall(r'(?m)^(name|model|violates) = "(.*)"$', block))
+    table = re.match(r"\[\[(\w+)\]\]", block)
+    if table is None:
+        return block
+    name = f"{said['model']}:{said['violates']}" if table[1] == "goal" else said["name"]
+    for field, value in figures.get((table[1], name), {}).items():
+        line = f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
+        block, found = re.subn(rf"(?m)^{field} = .*$", line, block)
+        if not found:
+            body, gap, rest = block.partition("\n\n")
+            block = f"{body}\n{line}{gap}{rest}" if gap else f"{body.rstrip()}\n{line}\n"
+    return block

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, ClassVar
 
 from conformance.tla.errors import DeadlineError, TlcError
 from conformance.tla.toolchain import Toolchain, find_toolchain
@@ -141,13 +141,18 @@ _BROKEN = {
     2112: re.compile(r"Action property (\w+) is violated"),
     2116: re.compile(r"Temporal properties were violated"),
 }
-_STATISTICS = re.compile(r"([\d,]+) states generated.*?, ([\d,]+) distinct states found.*?, ([\d,]+) states left", re.S)
+_STATISTICS = re.compile(
+    r"([\d,]+) states generated.*?, ([\d,]+) distinct states found.*?, ([\d,]+) states left", re.DOTALL
+)
 _PROGRESS = re.compile(
     r"Progress\((\d+)\).*?: ([\d,]+) states generated.*?, ([\d,]+) distinct.*?, ([\d,]+) states left"
 )
 _COVERAGE = re.compile(r"<(\w+) line [^>]*>: (\d+):(\d+)")
 # Of class "error" too, but only a heading: "The behavior up to this point is:", "The following behavior ...".
 _HEADINGS = frozenset((2121, 2264))
+_PROGRESS_CODE = 2200
+_INITIAL_STATE_CODE = 2107
+"""An initial state that breaks an invariant is printed within the message that says so."""
 _ERROR_CLASSES = frozenset((1, 2))
 """TLC's classes of messages: 0 none, 1 error, 2 bug, 3 warning, 4 state."""
 
@@ -168,37 +173,67 @@ class _Report:
     def read(self, message: Message) -> Progress | None:
         """Take in one message."""
         code, text = message.code, message.text
-        if code in _BROKEN:
-            match = _BROKEN[code].search(text)
-            self.broken = match[1] if match is not None and match.groups() else ""
-            if code == 2107:  # The initial state itself: printed within the message.
-                self.states.append(State("Init", parse_state(text.partition("\n")[2])))
-        elif code == 2217:
-            head = _STATE_HEAD.match(text)
-            name = "Init" if head is None or head[2] == "Initial" else head[2]
-            self.states.append(State(name, parse_state(text[head.end() :] if head else text)))
-        elif code == 2218:  # "n: Stuttering"
-            self.back_to = int(text.partition(":")[0]) - 1
-        elif code == 2122:  # "Back to state n: <...>", or "n: Back to state ..."
-            self.back_to = int(re.findall(r"(\d+)", text)[0])
-        elif code == 2199:
-            if match := _STATISTICS.search(text):
-                self.generated, self.distinct = _number(match[1]), _number(match[2])
-        elif code == 2194:
-            if match := re.search(r"search is (\d+)", text):
-                self.depth = int(match[1])
-        elif code == 2772:
-            if match := _COVERAGE.match(text):
-                self.coverage[match[1]] = self.coverage.get(match[1], 0) + int(match[3])
-        elif code == 2186:
-            self.finished = True
-        elif code == 2200 and (match := _PROGRESS.search(text)):
-            return Progress(_number(match[2]), _number(match[3]), _number(match[4]), int(match[1]))
+        if code == _PROGRESS_CODE:
+            match = _PROGRESS.search(text)
+            return Progress(_number(match[2]), _number(match[3]), _number(match[4]), int(match[1])) if match else None
         if code == 0:
             self.outside.append(text)
-        elif message.kind in _ERROR_CLASSES and code not in _BROKEN and code not in _HEADINGS:
+        elif code in _BROKEN:
+            self._broken(code, text)
+        elif code in self._readers:
+            self._readers[code](self, text)
+        elif message.kind in _ERROR_CLASSES and code not in _HEADINGS:
             self.errors.append(text)
         return None
+
+    def _broken(self, code: int, text: str) -> None:
+        match = _BROKEN[code].search(text)
+        self.broken = match[1] if match is not None and match.groups() else ""
+        if code == _INITIAL_STATE_CODE:
+            self.states.append(State("Init", parse_state(text.partition("\n")[2])))
+
+    def _state(self, text: str) -> None:
+        head = _STATE_HEAD.match(text)
+        name = "Init" if head is None or head[2] == "Initial" else head[2]
+        self.states.append(State(name, parse_state(text[head.end() :] if head else text)))
+
+    def _stuttering(self, text: str) -> None:  # "n: Stuttering"
+        self.back_to = int(text.partition(":")[0]) - 1
+
+    def _loop(self, text: str) -> None:  # "n: Back to state ..."
+        found = re.search(r"[Bb]ack to state:? *(\d+)|(\d+)", text)
+        self.back_to = int(next(group for group in found.groups() if group)) if found else None
+
+    def _statistics(self, text: str) -> None:
+        if match := _STATISTICS.search(text):
+            self.generated, self.distinct = _number(match[1]), _number(match[2])
+
+    def _depth(self, text: str) -> None:
+        if match := re.search(r"search is (\d+)", text):
+            self.depth = int(match[1])
+
+    def _coverage(self, text: str) -> None:
+        if match := _COVERAGE.match(text):
+            self.coverage[match[1]] = self.coverage.get(match[1], 0) + int(match[3])
+
+    def _simulated(self, text: str) -> None:  # "Progress: n states checked."
+        if match := re.search(r"([\d,]+) states checked", text):
+            self.generated = _number(match[1])
+
+    def _finished(self, _: str) -> None:
+        self.finished = True
+
+    _readers: ClassVar[Mapping[int, Callable[[_Report, str], None]]] = {
+        2217: _state,
+        2218: _stuttering,
+        2122: _loop,
+        2199: _statistics,
+        2194: _depth,
+        2772: _coverage,
+        2209: _simulated,
+        2210: _simulated,
+        2186: _finished,
+    }
 
 
 def command(job: Job, config: Path, scratch: Path, toolchain: Toolchain) -> list[str]:
@@ -238,7 +273,7 @@ def run(job: Job, on_progress: Callable[[Progress], None] | None = None, toolcha
         config = scratch / f"{job.module.stem}.cfg"
         config.write_text(job.config)
         expired: list[bool] = []
-        with subprocess.Popen(  # noqa: S603 - the launcher and the jar are the pinned ones
+        with subprocess.Popen(
             command(job, config, scratch, toolchain),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -246,7 +281,12 @@ def run(job: Job, on_progress: Callable[[Progress], None] | None = None, toolcha
             text=True,
             cwd=scratch,
         ) as process:
-            timer = Timer(job.deadline, lambda: (expired.append(True), process.kill()))
+
+            def expire() -> None:
+                expired.append(True)
+                process.kill()
+
+            timer = Timer(job.deadline, expire)
             timer.start()
             try:
                 assert process.stdout is not None

@@ -98,7 +98,7 @@ class _Reader:
         return token
 
     def items(self, closing: str) -> list[Any]:
-        found = []
+        found: list[Any] = []
         while self.peek() != closing:
             if found:
                 self.take(",")
@@ -107,7 +107,7 @@ class _Reader:
         return found
 
     def record(self) -> Any:
-        entries = {}
+        entries: dict[str, Any] = {}
         while self.peek() != "]":
             if entries:
                 self.take(",")
@@ -136,29 +136,33 @@ class _Reader:
         return function(entries)
 
     def value(self) -> Any:
-        token = self.take()
-        match token:
-            case "<<":
-                return tuple(self.items(">>"))
-            case "{":
-                return frozenset(self.items("}"))
-            case "[":
-                return self.record()
-            case "(":
-                return self.pairs()
-            case "TRUE" | "FALSE":
-                return token == "TRUE"
-        if token[0] == '"':
-            return re.sub(r"\\(.)", r"\1", token[1:-1])
-        if token[0] == "-" or token[0].isdigit():
-            number = int(token)
-            if self.peek() == "..":
-                self.take("..")
-                return frozenset(range(number, int(self.take()) + 1))
-            return number
-        if token[0].isalpha() or token[0] == "_":
-            return ModelValue(token)
-        raise ValueSyntaxError(f"unexpected {token} in {self.text!r}")
+        word = self.take()
+        opened = {"<<": self.sequence, "{": self.set, "[": self.record, "(": self.pairs}.get(word)
+        return opened() if opened is not None else self.atom(word)
+
+    def sequence(self) -> Any:
+        return tuple(self.items(">>"))
+
+    def set(self) -> Any:
+        return frozenset(self.items("}"))
+
+    def atom(self, word: str) -> Any:
+        if word in {"TRUE", "FALSE"}:
+            return word == "TRUE"
+        if word[0] == '"':
+            return re.sub(r"\\(.)", r"\1", word[1:-1])
+        if word[0] == "-" or word[0].isdigit():
+            return self.number(int(word))
+        if word[0].isalpha() or word[0] == "_":
+            return ModelValue(word)
+        raise ValueSyntaxError(f"unexpected {word} in {self.text!r}")
+
+    def number(self, first: int) -> Any:
+        """A number, or an interval of them."""
+        if self.peek() != "..":
+            return first
+        self.take("..")
+        return frozenset(range(first, int(self.take()) + 1))
 
 
 def parse_value(text: str) -> Any:
@@ -178,27 +182,29 @@ def format_value(value: object) -> str:
     """The value as TLA+ text. Sets and functions are written in a fixed order."""
     match value:
         case bool():
-            return "TRUE" if value else "FALSE"
-        case int():
-            return str(value)
-        case ModelValue():
-            return str(value)
+            text = "TRUE" if value else "FALSE"
+        case int() | ModelValue():
+            text = str(value)
         case str():
-            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            text = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
         case tuple() | list():
-            return "<<" + ", ".join(map(format_value, value)) + ">>"
+            text = "<<" + ", ".join(map(format_value, value)) + ">>"
         case frozenset() | set():
-            return "{" + ", ".join(sorted(map(format_value, value))) + "}"
+            text = "{" + ", ".join(sorted(map(format_value, value))) + "}"
         case Mapping():
-            if not value:
-                return "<<>>"
-            if all(isinstance(key, str) and re.fullmatch(r"[A-Za-z]\w*", key) for key in value):
-                return "[" + ", ".join(f"{key} |-> {format_value(value[key])}" for key in _sorted(value)) + "]"
-            return (
-                "(" + " @@ ".join(f"{format_value(key)} :> {format_value(value[key])}" for key in _sorted(value)) + ")"
-            )
+            text = _format_function(value)
         case _:
             raise TypeError(f"{value!r} is no TLA+ value")
+    return text
+
+
+def _format_function(value: Mapping[Any, Any]) -> str:
+    if not value:
+        return "<<>>"
+    keys = _sorted(value)
+    if all(isinstance(key, str) and re.fullmatch(r"[A-Za-z]\w*", key) for key in keys):
+        return "[" + ", ".join(f"{key} |-> {format_value(value[key])}" for key in keys) + "]"
+    return "(" + " @@ ".join(f"{format_value(key)} :> {format_value(value[key])}" for key in keys) + ")"
 
 
 def to_json(value: object) -> Json:
