@@ -5,8 +5,9 @@ What a file holds, for a request with id `r`:
 - `rows/KEY`: the rows of one per-token key, `(n, *feature)`, the key `__hidden_states__` for hidden states;
 - `positions/KEY`: their absolute token positions, int64 `(n,)`, rising;
 - `values/N`: tensors inside per-request values;
-- metadata `omni_prefix`: JSON with the format's number, the request id, whether the request finished, and where in
-  the per-request values each tensor belongs.
+- metadata `omni_prefix`: JSON with the format's number, the request id, whether the request finished, where in the
+  per-request values each tensor belongs, and under `complex` the names of tensors of a complex type that safetensors
+  does not have (complex128, complex32): those are stored as pairs of reals, in a last dimension of two.
 
 Guarantees:
 
@@ -14,9 +15,12 @@ Guarantees:
   lists the directory never sees a part of one.
 - A request id comes from a client and is never a path: every byte but `a-z 0-9 - _` is escaped, the escape is
   reversible, and no two ids share a name, not even where case does not count.
-- A file that cannot be written loses nothing: its request keeps its rows in memory, is reported by `failures()` and
-  the log, and is tried again after the next success, by `retry()` and by `close()`. Other requests are unaffected.
+- A file that cannot be written loses nothing, whatever the exception: its request keeps its rows in memory, is
+  reported by `failures()` and the log, and is tried again after the next success, by `retry()` and by `close()`. Other
+  requests are unaffected, another one of the same id included. What is no `Exception` (an interrupt) is passed on;
+  the request that it struck counts as failed.
 - Rows handed over twice (a request resumed after preemption) are merged by position; the later ones count.
+- Memory is that of the rows that were handed over: no gap between positions and no other request's rows are held.
 
 Threads: `receive` and `close` come from one thread at a time, `failures` and `retry` from any; one lock covers all,
 held while a file is written. Nothing here imports vLLM.
@@ -37,7 +41,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from omni_prefix_fast.types import HIDDEN_KEY, Key, ReqId
@@ -54,6 +58,7 @@ _PREFIX = "req-"
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 _LONGEST = 180
 _HASHED = "%~"
+_STORED_AS_PAIRS = frozenset((torch.complex32, torch.complex128))
 _log = logging.getLogger(__name__)
 
 
@@ -103,16 +108,11 @@ class _Rows:
         """Rows in rising order of position, and the positions. Where pieces overlap the later one counts."""
         if not self.pieces:
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
-        low = min(start for start, _ in self.pieces)
-        high = max(start + len(rows) for start, rows in self.pieces)
-        source = np.full(high - low, -1, dtype=np.int64)
-        at = 0
-        for start, rows in self.pieces:
-            source[start - low : start - low + len(rows)] = np.arange(at, at + len(rows))
-            at += len(rows)
-        there = np.flatnonzero(source >= 0)
+        positions = np.concatenate([np.arange(start, start + len(rows)) for start, rows in self.pieces])
+        # Of equal positions `unique` names the first, so the order is reversed to get the last one.
+        there, at = np.unique(positions[::-1], return_index=True)
         stacked = torch.cat([rows for _, rows in self.pieces])
-        return stacked[torch.from_numpy(source[there])].contiguous(), torch.from_numpy(there + low)
+        return stacked[torch.from_numpy(len(positions) - 1 - at)].contiguous(), torch.from_numpy(there)
 
 
 @dataclass(slots=True)
@@ -132,10 +132,28 @@ class _Request:
             if req_id in spans:
                 self._add(key, spans[req_id][0], payloads[req_id])
             else:
-                self.values[key] = payloads[req_id]
+                self.values[key] = _own(payloads[req_id])
 
     def _add(self, key: Key, start: int, rows: torch.Tensor) -> None:
-        self.rows.setdefault(key, _Rows()).add(start, rows)
+        self.rows.setdefault(key, _Rows()).add(start, rows.detach().clone())
+
+
+def _own(value: Any) -> Any:
+    """A value whose tensors share no memory with what was handed over: that may be the whole step's."""
+    try:
+        return _copied(value)
+    except RecursionError:  # a value inside itself; writing it fails, and says so
+        return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return value
 
 
 # ------------------------------------------------------------------------------------------------ the file's contents
@@ -171,7 +189,16 @@ def _contents(req_id: ReqId, request: _Request) -> tuple[dict[str, torch.Tensor]
     values = {key: _pack(value, tensors) for key, value in request.values.items()}
     for key, rows in request.rows.items():
         tensors[f"rows/{key}"], tensors[f"positions/{key}"] = rows.assemble()
-    described = {"format": FORMAT, "request_id": req_id, "finished": request.finished, "values": values}
+    paired = [name for name, tensor in tensors.items() if tensor.dtype in _STORED_AS_PAIRS]
+    for name in paired:
+        tensors[name] = torch.view_as_real(tensors[name])
+    described = {
+        "format": FORMAT,
+        "request_id": req_id,
+        "finished": request.finished,
+        "values": values,
+        "complex": paired,
+    }
     return tensors, {METADATA_KEY: json.dumps(described, allow_nan=True)}
 
 
@@ -202,6 +229,8 @@ def read_request_file(path: Path) -> StoredRequest:
             raise ValueError(f"{path} is no file of a DirectorySink: it has no {METADATA_KEY!r} metadata")
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
     described = json.loads(metadata[METADATA_KEY])
+    for name in described.get("complex", ()):
+        tensors[name] = torch.view_as_complex(tensors[name])
     by_kind: dict[str, dict[Key, torch.Tensor]] = {"rows": {}, "positions": {}, "values": {}}
     for name, tensor in tensors.items():
         kind, _, key = name.partition("/")
@@ -219,7 +248,7 @@ class WriteFile(Protocol):
     """Puts a file in place, whole or not at all."""
 
     def __call__(self, path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-        """Write `path`. Raises `OSError` or `SafetensorError` and leaves no trace if it cannot."""
+        """Write `path`. Raises any exception and leaves no trace if it cannot."""
         ...
 
 
@@ -229,7 +258,7 @@ def write_whole(
     """Write a safetensors file under another name, sync it, and rename it to `path`.
 
     Raises:
-        OSError: or `SafetensorError`: the file could not be written; `path` is as it was before.
+        OSError: the file could not be written; `path` is as it was before. So it is after any other exception.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-", suffix=".tmp")
     try:
@@ -259,6 +288,16 @@ def _sync(path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- the sink
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A request whose file is not there yet, and why. Its place in the list tells it from others of the same id."""
+
+    req_id: ReqId
+    request: _Request
+    path: Path
+    reason: str = "writing it was interrupted"
+
+
 class DirectorySink:
     """Writes one file for each finished request. See the module for what it guarantees."""
 
@@ -269,7 +308,7 @@ class DirectorySink:
         self._write: Callable[..., None] = write or (lambda p, t, m: write_whole(p, t, m, fsync=fsync))
         self._lock = threading.Lock()
         self._open: dict[ReqId, _Request] = {}
-        self._failed: dict[ReqId, tuple[_Request, str]] = {}
+        self._failed: list[_Pending] = []  # oldest first
         self._written = 0
 
     @property
@@ -282,9 +321,13 @@ class DirectorySink:
         return self.directory / file_name(req_id)
 
     def failures(self) -> dict[ReqId, str]:
-        """Requests whose file could not be written yet, and why."""
+        """Requests whose file could not be written yet, and why: all reasons, where several have the same id."""
         with self._lock:
-            return {req_id: reason for req_id, (_, reason) in self._failed.items()}
+            reasons: dict[ReqId, str] = {}
+            for one in self._failed:
+                before = reasons.get(one.req_id)
+                reasons[one.req_id] = one.reason if before is None else f"{before}; {one.reason}"
+            return reasons
 
     def retry(self) -> dict[ReqId, str]:
         """Try the failed files again. Returns what still fails, as `failures()` does."""
@@ -305,37 +348,44 @@ class DirectorySink:
     def close(self) -> None:
         """Try the failed files once more, and write the rows of requests that never finished under their own suffix."""
         with self._lock:
-            for req_id, request in list(self._open.items()):
-                self._put(req_id, request)
-            self._open.clear()
+            for req_id in list(self._open):
+                self._wait_for_its_file(req_id)
             self._retry()
             if self._failed:
-                _log.error("rows of %d requests were never written: %s", len(self._failed), sorted(self._failed))
+                names = sorted(one.path.name for one in self._failed)
+                _log.error("rows of %d requests were never written: %s", len(names), names)
 
     def _finish(self, req_id: ReqId) -> None:
-        request = self._open.pop(req_id, None)
-        if request is None:
-            return
-        request.finished = True
-        # An id used again: the newer request has the name, so the older one must not overwrite it later.
-        self._failed.pop(req_id, None)
-        if self._put(req_id, request):
-            self._retry()
+        if req_id in self._open:
+            self._open[req_id].finished = True
+            if self._put(self._wait_for_its_file(req_id)):
+                self._retry()
 
-    def _retry(self) -> None:
-        for req_id, (request, _) in list(self._failed.items()):
-            del self._failed[req_id]
-            self._put(req_id, request)
-
-    def _put(self, req_id: ReqId, request: _Request) -> bool:
+    def _wait_for_its_file(self, req_id: ReqId) -> _Pending:
+        """Count an open request as failed until its file is there, so that nothing which happens meanwhile loses it."""
+        request = self._open[req_id]
         path = self.path_of(req_id)
         if not request.finished:
             path = path.with_name(path.name.removesuffix(SUFFIX) + UNFINISHED_SUFFIX)
+        pending = _Pending(req_id, request, path)
+        self._failed.append(pending)
+        del self._open[req_id]
+        return pending
+
+    def _retry(self) -> None:
+        for pending in list(self._failed):
+            if any(pending is one for one in self._failed):
+                self._put(pending)
+
+    def _put(self, pending: _Pending) -> bool:
         try:
-            self._write(path, *_contents(req_id, request))
-        except (OSError, SafetensorError, RuntimeError, ValueError, TypeError) as error:
-            self._failed[req_id] = (request, f"{type(error).__name__}: {error}")
-            _log.error("could not write %s for request %r, will try again: %s", path, req_id, error)
+            self._write(pending.path, *_contents(pending.req_id, pending.request))
+        except Exception as error:  # noqa: BLE001 - whatever it is, neither this request nor another one may be lost
+            pending.reason = f"{type(error).__name__}: {error}"
+            _log.error("could not write %s, will try again: %s", pending.path, pending.reason)
             return False
+        # An id used again: the newer request has the name, so an older one must not overwrite it later.
+        at = next(i for i, one in enumerate(self._failed) if one is pending)
+        self._failed = [one for i, one in enumerate(self._failed) if i > at or (i < at and one.path != pending.path)]
         self._written += 1
         return True

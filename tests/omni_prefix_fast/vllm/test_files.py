@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import signal
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from omni_prefix_fast.vllm.files import (
     SUFFIX,
     UNFINISHED_SUFFIX,
     DirectorySink,
+    _Rows,
     file_name,
     read_request_file,
     request_id_of,
@@ -296,3 +299,158 @@ def test_the_file_that_was_there_stays_when_its_successor_fails(
         write_whole(path, {"x": torch.ones(2)}, {"v": "2"})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+class FailsOnce:
+    """Writes files, except that the first attempt at a request's file raises `error`."""
+
+    def __init__(self, req_id: str, error: BaseException) -> None:
+        self.req_id, self.error = req_id, error
+        self.left = 1
+
+    def __call__(self, path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+        if self.left and request_id_of(path.name) == self.req_id:
+            self.left -= 1
+            raise self.error
+        write_whole(path, tensors, metadata, fsync=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    (
+        MemoryError("none"),
+        KeyError("k"),
+        OverflowError("o"),
+        AttributeError("a"),
+        RecursionError("r"),
+        OSError(5, "io"),
+    ),
+    ids=lambda error: type(error).__name__,
+)
+def test_no_kind_of_exception_loses_a_request(error: Exception, tmp_path: Path) -> None:
+    """Whatever writing raises: the request is reported, the others are written, and it is written later."""
+    sink = DirectorySink(tmp_path, write=FailsOnce("a", error))
+    sink.receive(delivery(0, {"a": (0, 3), "b": (0, 3)}))
+    sink.receive(Finished(("a",)))
+    assert type(error).__name__ in sink.failures()["a"]
+    sink.receive(Finished(("b",)))
+    assert sink.failures() == {}
+    assert [torch.equal(read_request_file(sink.path_of(r)).rows[HIDDEN_KEY], rows(0, 3)) for r in "ab"] == [True] * 2
+
+
+def test_no_kind_of_exception_at_shutdown_loses_another_request(tmp_path: Path) -> None:
+    """One request that cannot be written leaves every other one's file in place, and is reported."""
+    sink = DirectorySink(tmp_path, write=FullDisk("gone"))
+    sink.receive(
+        delivery(0, {"odd": (0, 2), "gone": (0, 2), "good": (0, 2)}, k=({"odd": torch.ones(1)}, {"odd": (0, 1)}))
+    )
+    sink.receive(delivery(1, {"odd": (2, 3)}, k=({"odd": torch.ones(1, 3)}, {"odd": (1, 2)})))
+    sink.close()
+    assert [p.name for p in tmp_path.iterdir()] == [f"req-good{UNFINISHED_SUFFIX}"]
+    assert sorted(sink.failures()) == ["gone", "odd"]
+
+
+@pytest.mark.parametrize("at_close", (False, True))
+def test_an_interrupt_is_passed_on_and_loses_nothing(at_close: bool, tmp_path: Path) -> None:
+    """It is no failure of a file, so it propagates; the same call then does what was left to do."""
+    sink = DirectorySink(tmp_path, write=FailsOnce("a", KeyboardInterrupt()))
+    sink.receive(delivery(0, {"a": (0, 3), "b": (0, 3)}))
+    attempt = sink.close if at_close else lambda: sink.receive(Finished(("a", "b")))
+    with pytest.raises(KeyboardInterrupt):
+        attempt()
+    assert "a" in sink.failures()
+    attempt()
+    assert sink.failures() == {}
+    suffix = UNFINISHED_SUFFIX if at_close else SUFFIX
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"req-a{suffix}", f"req-b{suffix}"]
+
+
+def test_a_finished_and_a_running_request_of_one_id_are_both_kept(tmp_path: Path) -> None:
+    """The disk is full for both at shutdown: both are reported, and both files are there once it is not."""
+    disk = FullDisk("r")
+    sink = DirectorySink(tmp_path, write=disk)
+    sink.receive(delivery(0, {"r": (0, 3)}))
+    sink.receive(Finished(("r",)))
+    sink.receive(delivery(1, {"r": (0, 5)}, base=50.0))
+    sink.close()
+    assert sink.failures()["r"].count("No space left") == 2
+    disk.full_for.clear()
+    assert sink.retry() == {}
+    assert torch.equal(read_request_file(sink.path_of("r")).rows[HIDDEN_KEY], rows(0, 3))
+    unfinished = read_request_file(tmp_path / f"req-r{UNFINISHED_SUFFIX}")
+    assert torch.equal(unfinished.rows[HIDDEN_KEY], rows(0, 5, base=50.0))
+
+
+def test_two_finished_requests_of_one_id_leave_the_newer_ones_file(tmp_path: Path) -> None:
+    """Neither could be written at first; whichever way they are tried again, the newer one has the name."""
+    disk = FullDisk("r")
+    sink = DirectorySink(tmp_path, write=disk)
+    for base in (0.0, 50.0):
+        sink.receive(delivery(0, {"r": (0, 3)}, base=base))
+        sink.receive(Finished(("r",)))
+    disk.full_for.clear()
+    assert sink.retry() == {}
+    assert torch.equal(read_request_file(sink.path_of("r")).rows[HIDDEN_KEY], rows(0, 3, base=50.0))
+
+
+@pytest.mark.parametrize("dtype", (torch.complex64, torch.complex128), ids=str)
+def test_complex_rows_and_values_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Safetensors has no complex128; such rows are stored as pairs of reals and read back as what they were."""
+    sink = DirectorySink(tmp_path)
+    waves = torch.complex(rows(0, 3), -rows(0, 3)).to(dtype)
+    sink.receive(delivery(0, {"r": (0, 3)}, waves=({"r": waves}, {"r": (0, 3)}), value=({"r": [waves[0]]}, None)))
+    sink.receive(Finished(("r",)))
+    assert sink.failures() == {}
+    stored = read_request_file(sink.path_of("r"))
+    assert stored.rows["waves"].dtype == stored.values["value"][0].dtype == dtype
+    assert torch.equal(stored.rows["waves"], waves)
+    assert torch.equal(stored.values["value"][0], waves[0])
+
+
+def test_a_gap_between_positions_costs_nothing(tmp_path: Path) -> None:
+    """Rows at positions 0 and 2^40 are two rows, in memory as in the file."""
+    sink = DirectorySink(tmp_path)
+    for step, start in enumerate((2**40, 0)):
+        keyed = torch.full((1, 1), float(step))
+        sink.receive(delivery(step, {"r": (0, 1)}, k=({"r": keyed}, {"r": (start, start + 1)})))
+    sink.receive(Finished(("r",)))
+    stored = read_request_file(sink.path_of("r"))
+    assert stored.positions["k"].tolist() == [0, 2**40]
+    assert stored.rows["k"].flatten().tolist() == [1.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=8))
+def test_merging_is_that_of_a_dictionary(spans: list[tuple[int, int]]) -> None:
+    """For any overlaps and gaps: rising positions, of each the row that came last."""
+    gathered, expected = _Rows(), {}
+    for i, (start, length) in enumerate(spans):
+        gathered.add(start, torch.arange(length) + 100 * i)
+        expected.update({start + k: 100 * i + k for k in range(length)})
+    merged, positions = gathered.assemble()
+    assert positions.tolist() == sorted(expected)
+    assert merged.tolist() == [expected[p] for p in sorted(expected)]
+
+
+def test_a_running_request_holds_no_memory_of_others(tmp_path: Path) -> None:
+    """What is handed over may be a view of a whole step's tensor; what is kept, values included, is not."""
+    sink = DirectorySink(tmp_path)
+    whole = torch.zeros(1000, 2)
+    tracker = weakref.ref(whole.untyped_storage())
+    value = {"list": [whole[1:2]]}
+    sink.receive(delivery(0, {"r": (0, 1)}, k=({"r": whole[:1]}, {"r": (0, 1)}), v=({"r": value}, None)))
+    del whole, value
+    gc.collect()
+    assert tracker() is None
+    sink.receive(Finished(("r",)))
+    assert read_request_file(sink.path_of("r")).values["v"]["list"][0].shape == (1, 2)
+
+
+def test_a_value_that_contains_itself_is_reported_and_harms_no_other(tmp_path: Path) -> None:
+    """It has no end that a file could hold; its request is kept, and the others are written."""
+    sink = DirectorySink(tmp_path)
+    value: dict[str, Any] = {}
+    value["itself"] = value
+    sink.receive(delivery(0, {"a": (0, 1), "b": (0, 1)}, v=({"a": value}, None)))
+    sink.receive(Finished(("a", "b")))
+    assert list(sink.failures()) == ["a"]
+    assert sink.path_of("b").exists()
