@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import conformance.links
+from conformance.links.cover import render_variables
 from conformance.links.names import (
     ACTIONS,
     RULES,
@@ -29,46 +30,48 @@ from conformance.links.sources import (
     spec_rules,
 )
 
+ACTIONS_THERE, METHODS, EVENTS = spec_actions(), reference_methods(), fast_events()
+RULES_THERE, ASSERTIONS = spec_rules(), reference_rules()
 README = Path(conformance.links.__file__).with_name("README.md")
 
 
 def test_every_action_has_its_row_both_ways() -> None:
     """Disjuncts of `Next`, methods of the machine, events of the trace."""
-    assert action_problems(spec_actions(), reference_methods(), fast_events()) == []
+    assert action_problems(ACTIONS_THERE, METHODS, EVENTS) == []
 
 
 def test_every_rule_has_its_row_both_ways() -> None:
     """Invariants and properties, assertions of the reference."""
-    assert rule_problems(spec_rules(), reference_rules()) == []
+    assert rule_problems(RULES_THERE, ASSERTIONS) == []
 
 
 @pytest.mark.parametrize("index", range(len(ACTIONS)))
 def test_a_missing_row_of_an_action_is_seen(index: int) -> None:
     """Take any row away and the table is no longer complete, unless its names all stand in others too."""
     left = ACTIONS[:index] + ACTIONS[index + 1 :]
-    assert action_problems(spec_actions(), reference_methods(), fast_events(), left) != []
+    assert action_problems(ACTIONS_THERE, METHODS, EVENTS, left) != []
 
 
 @pytest.mark.parametrize("index", range(len(RULES)))
 def test_a_missing_row_of_a_rule_is_seen(index: int) -> None:
     """Take any row away and the table is no longer complete."""
     left = RULES[:index] + RULES[index + 1 :]
-    assert rule_problems(spec_rules(), reference_rules(), left) != []
+    assert rule_problems(RULES_THERE, ASSERTIONS, left) != []
 
 
 def test_a_superfluous_row_is_seen() -> None:
     """A name that left its source, on each side."""
-    actions, methods, events = spec_actions(), reference_methods(), fast_events()
+    actions, methods, events = ACTIONS_THERE, METHODS, EVENTS
     for place in actions:
         assert action_problems(actions - {place}, methods, events) != []
     for method in methods:
         assert action_problems(actions, methods - {method}, events) != []
     for event in events:
         assert action_problems(actions, methods, events - {event}) != []
-    for place in spec_rules():
-        assert rule_problems(spec_rules() - {place}, reference_rules()) != []
-    for rule in reference_rules():
-        assert rule_problems(spec_rules(), reference_rules() - {rule}) != []
+    for place in RULES_THERE:
+        assert rule_problems(RULES_THERE - {place}, ASSERTIONS) != []
+    for rule in ASSERTIONS:
+        assert rule_problems(RULES_THERE, ASSERTIONS - {rule}) != []
 
 
 def test_no_rows_and_no_sources_are_seen() -> None:
@@ -79,7 +82,7 @@ def test_no_rows_and_no_sources_are_seen() -> None:
 
 def test_a_row_that_passes_over_a_name_is_seen() -> None:
     """A side that has the action under its own name cannot be given another."""
-    problems = action_problems(spec_actions(), reference_methods() | {"time_out"}, fast_events())
+    problems = action_problems(ACTIONS_THERE, METHODS | {"time_out"}, EVENTS)
     assert "TimeOut: time_out exists, and the row names another" in problems
 
 
@@ -108,7 +111,7 @@ def test_python_names_are_read_from_the_syntax() -> None:
 
 def test_spec_places_name_their_module() -> None:
     """An action of two modules is two places."""
-    assert {Place("PrefixCache", "ClaimPage"), Place("Handover", "ClaimPage")} <= spec_actions()
+    assert {Place("PrefixCache", "ClaimPage"), Place("Handover", "ClaimPage")} <= ACTIONS_THERE
 
 
 def test_the_readme_shows_the_tables() -> None:
@@ -116,3 +119,4 @@ def test_the_readme_shows_the_tables() -> None:
     text = README.read_text()
     assert render_actions() in text
     assert render_rules() in text
+    assert render_variables() in text
