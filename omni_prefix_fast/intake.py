@@ -5,6 +5,8 @@ token count (or the padded one) and it has a feature dimension. Shape can mislea
 rows as the step. So the first sight of an undeclared key decides, and a later contradiction settles for good that it
 is *not* per token.
 
+What is remembered is bounded (`MAX_REMEMBERED`), since keys and paths may be named after what passes through.
+
 Leftovers are copied to the host when the step is saved and once more for each request that takes one, so that nothing
 handed over shares memory with a live buffer or with another request.
 """
@@ -26,6 +28,20 @@ from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.types import HIDDEN_KEY, Key, ReqId
 
 logger = logging.getLogger(__name__)
+
+MAX_REMEMBERED = 4096
+"""Undeclared keys that are remembered, and as many paths inside leftovers.
+
+A key that comes when that many are known is never per token. A path that does is judged by its shape at each step.
+"""
+MAX_DEPTH = 64
+"""Containers inside one another that a leftover may have; one that holds itself has more."""
+
+_OF_REQUEST = object()
+"""Stands in a path for any request's id, so that no request is remembered."""
+
+Path: TypeAlias = tuple[Any, ...]
+"""Keys from an mm key down to a leftover, not joined: `{"x/y": ..}` and `{"x": {"y": ..}}` are two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +96,21 @@ class KeySorter:
         self._policy = policy
         self._per_token: dict[Key, bool] = {}
         """What was decided of undeclared keys."""
-        self._per_request: set[Key] = set()
+        self._per_request: set[Path] = set()
         """Tensors among the leftovers, by path, that are not sliced."""
-        self._before: tuple[dict[Key, bool], set[Key]] = ({}, set())
+        self._replaced: list[tuple[Key, bool | None]] = []
+        """What the step sorted last changed in `_per_token`: key and what was decided before."""
+        self._added: list[Path] = []
+        """What it added to `_per_request`."""
+        self._full = False
 
     def sort(self, hidden: Any, mm_outputs: Mapping[Key, Any] | None, layout: StepLayout, padded: int) -> Intake:
         """Sort a step's outputs.
 
         Raises:
             OmniPrefixCacheContractError: hidden states missing or of the wrong length; a declared key that does not
-                fit; a leftover that cannot be copied. What is remembered of keys is unchanged then.
+                fit; a tensor that is not dense (sparse, nested, mkldnn, meta); a leftover that cannot be copied. What
+                is remembered of keys is unchanged then.
         """
         count = TokenCount(layout.num_tokens, padded)
         intake = Intake()
@@ -101,7 +122,7 @@ class KeySorter:
             raise OmniPrefixCacheContractError(
                 f"step {layout.step_id}: mm_outputs is a {type(mm_outputs).__name__}, not a mapping of key to value"
             )
-        self._before = (dict(self._per_token), set(self._per_request))
+        self._replaced, self._added = [], []
         try:
             for key, value in (mm_outputs or {}).items():
                 self._sort_one(key, value, count, layout, intake)
@@ -124,15 +145,29 @@ class KeySorter:
                 "is declared in ModelCachePolicy.request_keys (or _list_keys)": policy.is_declared_per_request(key),
                 "is not declared in ModelCachePolicy.token_keys, which are given": policy.token_keys is not None,
                 "was seen before, and had not one row a token": not self._per_token.get(key, True),
+                "is one of too many undeclared keys; declare it in ModelCachePolicy.token_keys": (
+                    key not in self._per_token and len(self._per_token) >= MAX_REMEMBERED
+                ),
                 "has no feature dimension; declare it in ModelCachePolicy.token_keys": not feature,
             }
         for reason, holds in reasons.items():
             if holds:
                 raise OmniPrefixCacheContractError(f"no rows are ever kept under key {key!r}: it {reason}")
 
+    @property
+    def remembered(self) -> tuple[int, int]:
+        """How many undeclared keys, and how many paths inside leftovers, are remembered."""
+        return len(self._per_token), len(self._per_request)
+
     def undo(self) -> None:
         """The step sorted last is not saved: what it taught about keys is forgotten."""
-        self._per_token, self._per_request = self._before
+        for key, before in reversed(self._replaced):
+            if before is None:
+                del self._per_token[key]
+            else:
+                self._per_token[key] = before
+        self._per_request.difference_update(self._added)
+        self._replaced, self._added = [], []
 
     def _hidden_rows(self, hidden: Any, count: TokenCount, layout: StepLayout) -> torch.Tensor | None:
         if hidden is None and count.unpadded == 0:
@@ -143,6 +178,7 @@ class KeySorter:
                 "them sets requires_full_prefix_cached_hidden_states = False "
                 "(ModelCachePolicy.needs_full_hidden_states)"
             )
+        _check_dense(hidden, HIDDEN_KEY)
         if hidden.dim() == 0 or not count.fits(hidden.shape[0]):
             raise OmniPrefixCacheContractError(
                 f"step {layout.step_id}: hidden states of shape {tuple(hidden.shape)} for {count.unpadded} tokens "
@@ -159,6 +195,8 @@ class KeySorter:
             raise OmniPrefixCacheContractError(
                 f"step {layout.step_id}: mm key {key!r} is the hidden states' own; rename the model's output"
             )
+        if isinstance(value, torch.Tensor):
+            _check_dense(value, key)
         if value is None or self._emits_nothing(key, value, count):
             return
         if self._policy.is_declared_per_token(key):
@@ -171,7 +209,7 @@ class KeySorter:
             intake.leftovers[key] = self._one_each(key, value, layout)
         else:
             whole = key in self._policy.request_keys
-            intake.leftovers[key] = self._leftover(key, value, count, whole, layout)
+            intake.leftovers[key] = self._leftover((key,), value, count, whole, layout)
 
     def _declared_rows(self, key: Key, value: Any, count: TokenCount, layout: StepLayout) -> torch.Tensor | None:
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
@@ -194,7 +232,11 @@ class KeySorter:
             return False
         fits = isinstance(value, torch.Tensor) and value.dim() > 1 and count.fits(value.shape[0])
         before = self._per_token.get(key)
-        if before is not False and not _is_empty(value):
+        if before is None and len(self._per_token) >= MAX_REMEMBERED:
+            self._warn_full(key)
+            return False
+        if before is not False and before is not fits and not _is_empty(value):
+            self._replaced.append((key, before))
             self._per_token[key] = fits
         if before and not fits:
             logger.warning(
@@ -205,6 +247,16 @@ class KeySorter:
                 count.unpadded,
             )
         return fits and before is not False
+
+    def _warn_full(self, key: Key) -> None:
+        if not self._full:
+            self._full = True
+            logger.warning(
+                "%d undeclared mm keys were seen: %r and any other new one is never cached. Give keys fixed names, or "
+                "declare them in ModelCachePolicy.token_keys or request_keys.",
+                len(self._per_token),
+                key,
+            )
 
     def _emits_nothing(self, key: Key, value: Any, count: TokenCount) -> bool:
         """Whether a key with one row a token has none in this step, which decides nothing about it."""
@@ -218,16 +270,28 @@ class KeySorter:
             )
         return PerRequest(tuple(to_host(v, key) for v in value))
 
-    def _leftover(self, path: Key, value: Any, count: TokenCount, whole: bool, layout: StepLayout) -> Leftover:
+    def _leftover(self, path: Path, value: Any, count: TokenCount, whole: bool, layout: StepLayout) -> Leftover:
         if isinstance(value, dict):
-            # Entries that are named after requests share one path, or this would remember every request for ever.
-            paths = {k: f"{path}/{'*' if k in layout.index else k}" for k in value}
-            return {k: self._leftover(paths[k], v, count, whole, layout) for k, v in value.items()}
-        if isinstance(value, torch.Tensor) and value.numel() and value.dim() and not whole and count.unpadded:
-            if value.shape[0] == count.unpadded and path not in self._per_request:
-                return Sliced(to_host(value, path))
+            _check_depth(len(path), path[0])
+            names = layout.index
+            return {
+                k: self._leftover((*path, _OF_REQUEST if k in names else k), v, count, whole, layout)
+                for k, v in value.items()
+            }
+        if not isinstance(value, torch.Tensor):
+            return Whole(to_host(value, path[0], len(path)))
+        _check_dense(value, path[0])
+        if value.dim() and value.numel() and not whole and count.unpadded:
+            if not count.fits(value.shape[0]):
+                self._remember_whole(path)
+            elif path not in self._per_request:
+                return Sliced(to_host(value[: count.unpadded], path[0]))
+        return Whole(to_host(value, path[0]))
+
+    def _remember_whole(self, path: Path) -> None:
+        if path not in self._per_request and len(self._per_request) < MAX_REMEMBERED:
             self._per_request.add(path)
-        return Whole(to_host(value, path))
+            self._added.append(path)
 
 
 def share_of(leftover: Leftover, layout: StepLayout, req_id: ReqId) -> Any:
@@ -241,18 +305,32 @@ def share_of(leftover: Leftover, layout: StepLayout, req_id: ReqId) -> Any:
     return to_host(leftover.value, "")
 
 
-def to_host(value: Any, key: Key) -> Any:
-    """A deep copy of `value` on the host, tensors detached. Raises `OmniPrefixCacheContractError` if it has none."""
+def to_host(value: Any, key: Key, depth: int = 0) -> Any:
+    """A deep copy of `value` on the host, tensors detached. Raises `OmniPrefixCacheContractError` if it has none.
+
+    `depth` counts the containers of `key` around `value`.
+    """
     if isinstance(value, torch.Tensor):
+        _check_dense(value, key)
         return value.detach().to("cpu", copy=True)
     if value is None or isinstance(value, (str, bytes, int, float, bool, complex)):
         return value
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value.copy()
+    _check_depth(depth, key)
+    return _copy_container(value, key, depth)
+
+
+def _copy_container(value: Any, key: Key, depth: int) -> Any:
+    if type(value) is np.ndarray and value.dtype == object:
+        copied = np.empty(value.size, dtype=object)
+        for i, entry in enumerate(value.flat):
+            copied[i] = to_host(entry, key, depth + 1)
+        return copied.reshape(value.shape)
     if isinstance(value, dict):
-        return {k: to_host(v, key) for k, v in value.items()}
+        return {k: to_host(v, key, depth + 1) for k, v in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(to_host(v, key) for v in value)
+        return type(value)(to_host(v, key, depth + 1) for v in value)
     try:
         return copy.deepcopy(value)
     except Exception as error:
@@ -260,6 +338,27 @@ def to_host(value: Any, key: Key) -> Any:
             f"mm key {key!r} holds a {type(value).__name__} that cannot be copied ({error}); a value that outlives its "
             "step has to be a tensor, an array, a plain container or a deep-copyable object"
         ) from error
+
+
+def _check_depth(depth: int, key: Key) -> None:
+    if depth > MAX_DEPTH:
+        raise OmniPrefixCacheContractError(
+            f"mm key {key!r} holds more than {MAX_DEPTH} containers inside one another, or one that holds itself"
+        )
+
+
+def _check_dense(value: torch.Tensor, key: Key) -> None:
+    """Refuse a tensor without plain rows in memory."""
+    # A subclass on device meta may stand for a device that torch does not know, and hold data there.
+    no_data = value.is_meta and type(value) in (torch.Tensor, torch.nn.Parameter)
+    if value.layout is torch.strided and not value.is_nested and not no_data:
+        return
+    kind = "nested tensor" if value.is_nested else "tensor without data (device meta)" if no_data else "tensor"
+    what = "hidden states are" if key == HIDDEN_KEY else f"mm key {key!r} holds"
+    raise OmniPrefixCacheContractError(
+        f"{what} a {kind} of layout {value.layout}; only dense tensors (torch.strided) that hold data can be kept: "
+        "pass to_dense(), or a list of tensors"
+    )
 
 
 def _is_empty(value: Any) -> bool:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_prefix_fast import HIDDEN_KEY, ModelCachePolicy, OmniPrefixCacheContractError
-from omni_prefix_fast.intake import KeySorter, PerRequest, Sliced, TokenCount, Whole, share_of, to_host
+from omni_prefix_fast import intake as intake_module
+from omni_prefix_fast.intake import MAX_DEPTH, KeySorter, PerRequest, Sliced, TokenCount, Whole, share_of, to_host
 from omni_prefix_fast.layout import StepLayout
 
 NO_HIDDEN = ModelCachePolicy(needs_full_hidden_states=False)
@@ -163,3 +164,134 @@ def test_value_that_cannot_be_copied_is_named() -> None:
     """A value that cannot outlive its step is refused with its key and type."""
     with pytest.raises(OmniPrefixCacheContractError, match=r"'k'.*generator.*plain container"):
         to_host([(i for i in range(2))], "k")
+
+
+def test_object_arrays_share_nothing() -> None:
+    """Objects inside an array of objects are copied too: neither the live buffer nor another request's copy shows."""
+    live = torch.ones(3)
+    array = np.array([[None, 7], [None, "x"]], dtype=object)
+    array[0, 0], array[1, 0] = live, [live]
+    leftover = Whole(to_host(array, "k"))
+    live.fill_(9)
+    mine, others = share_of(leftover, AB, "A"), share_of(leftover, AB, "B")
+    mine[0, 0].fill_(5)
+    assert others.shape == (2, 2)
+    assert others[0, 0].tolist() == others[1, 0][0].tolist() == [1, 1, 1]
+    assert (others[0, 1], others[1, 1]) == (7, "x")
+
+
+def share_b(sorter: KeySorter, mm: Any, layout: StepLayout = AB, padded: int = 5) -> Any:
+    """Request B's share of every leftover."""
+    leftovers = sorter.sort(None, mm, layout, padded).leftovers
+    return {key: share_of(leftover, layout, "B") for key, leftover in leftovers.items()}
+
+
+def test_paths_do_not_collide() -> None:
+    """A slash in a key does not make it another dict's entry: B sees its own rows of the per-token one."""
+    reference, rows = torch.zeros(7, 1), torch.arange(5)
+    sorter = KeySorter(NO_HIDDEN)
+    for _ in range(2):
+        share = share_b(sorter, {"x/y": reference, "x": {"y": rows}})
+        assert share["x"]["y"].tolist() == [2, 3, 4]
+        assert share["x/y"].shape == (7, 1)
+
+
+def test_padding_says_nothing_against_slicing() -> None:
+    """A nested per-token tensor is sliced in padded steps, and in unpadded ones after them."""
+    sorter = KeySorter(NO_HIDDEN)
+    for rows, padded in ((8, 8), (5, 8), (5, 5), (9, 9)):
+        share = share_b(sorter, {"x": {"y": torch.arange(rows)}, "v": torch.arange(rows)}, padded=padded)
+        assert share["x"]["y"].tolist() == share["v"].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("rows", [5, 8], ids=["unpadded", "padded"])
+def test_nested_reference_once_seen_stays_whole(rows: int) -> None:
+    """A nested tensor that had neither count of rows is handed over whole also when it happens to have one."""
+    sorter = KeySorter(NO_HIDDEN)
+    for n in (7, rows):
+        assert share_b(sorter, {"x": {"y": torch.arange(n)}}, padded=8)["x"]["y"].tolist() == list(range(n))
+
+
+def test_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Keys and paths named after what passes through stop being remembered; those known by then still are.
+
+    A new key is never cached from then on, which is said once; a new nested path is judged at each step.
+    """
+    monkeypatch.setattr(intake_module, "MAX_REMEMBERED", 4)
+    sorter = KeySorter(NO_HIDDEN)
+    sort(sorter, {"rows": torch.zeros(5, 2), "d": {"ref": torch.zeros(7)}})
+    for i in range(20):
+        sort(sorter, {f"codes.{i}": torch.zeros(9, 3), "d": {f"image-{i}": torch.zeros(7)}})
+    assert sorter.remembered == (4, 4)
+    late = {"rows": torch.zeros(5, 2), "late": torch.zeros(5, 2), "d": {"ref": torch.zeros(5), "new": torch.zeros(5)}}
+    assert sort(sorter, late) == ({"rows"}, {"late", "d"})
+    share = share_b(sorter, late)
+    assert share["late"].shape == (3, 2)
+    assert {k: len(v) for k, v in share["d"].items()} == {"ref": 5, "new": 3}
+    assert len([r for r in caplog.records if "undeclared mm keys" in r.getMessage()]) == 1
+    with pytest.raises(OmniPrefixCacheContractError, match=r"'late'.*too many undeclared"):
+        sorter.check_per_token("late", (2,))
+
+
+def test_undo_of_nested_paths_and_of_nothing() -> None:
+    """What a step taught of nested tensors is undone with it, once."""
+    sorter = KeySorter(NO_HIDDEN)
+    share_b(sorter, {"d": {"old": torch.zeros(7)}})
+    share_b(sorter, {"d": {"old": torch.zeros(7), "new": torch.zeros(7)}})
+    sorter.undo()
+    sorter.undo()
+    share = share_b(sorter, {"d": {"old": torch.zeros(5), "new": torch.zeros(5)}})
+    assert {k: len(v) for k, v in share["d"].items()} == {"old": 5, "new": 3}
+
+
+NOT_DENSE = {
+    "sparse": lambda: torch.ones(5, 2).to_sparse(),
+    "sparse vector": lambda: torch.ones(5).to_sparse(),
+    "sparse of other length": lambda: torch.ones(3, 2).to_sparse(),
+    "csr": lambda: torch.ones(5, 2).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 2)] * 5),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2)] * 5, layout=torch.jagged),
+    "meta": lambda: torch.ones(5, 2, device="meta"),
+    "mkldnn": lambda: torch.ones(5, 2).to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+@pytest.mark.parametrize("where", ["hidden", "mm", "declared", "nested", "list", "request"])
+def test_tensor_that_is_not_dense_is_refused_when_saved(kind: str, where: str) -> None:
+    """Sparse, nested, mkldnn and meta tensors are refused with key and layout, wherever they stand."""
+    policy = ModelCachePolicy(
+        needs_full_hidden_states=where == "hidden",
+        token_keys=frozenset({"k"}) if where == "declared" else None,
+        request_keys=frozenset({"k"}) if where == "request" else frozenset(),
+    )
+    try:
+        tensor = NOT_DENSE[kind]()
+    except RuntimeError as error:
+        pytest.skip(f"this build of torch makes none: {error}")
+    value = {"nested": {"a": {"b": tensor}}, "list": [tensor]}.get(where, tensor)
+    hidden, mm = (tensor, None) if where == "hidden" else (None, {"k": value})
+    who = "hidden states" if where == "hidden" else "'k'"
+    with pytest.raises(OmniPrefixCacheContractError, match=f"{who}.*layout torch"):
+        KeySorter(policy).sort(hidden, mm, AB, 5)
+
+
+def holds_itself(container: Any) -> Any:
+    """A dict, list or array of objects inside itself."""
+    container[0] = container
+    return container
+
+
+@pytest.mark.parametrize("container", [{}, [None], np.empty(1, dtype=object)], ids=["dict", "list", "array"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_container_that_holds_itself_is_refused(container: Any, nested: bool) -> None:
+    """A value without a bottom is refused by key, and a deep one is not."""
+    value = holds_itself(container)
+    sorter = KeySorter(NO_HIDDEN)
+    with pytest.raises(OmniPrefixCacheContractError, match=r"'k'.*holds itself"):
+        sort(sorter, {"k": [value] if nested else value})
+    deep: Any = 1
+    for _ in range(MAX_DEPTH - 1):
+        deep = [deep]
+    assert share_b(sorter, {"k": deep})["k"] == deep
