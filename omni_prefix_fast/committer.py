@@ -90,13 +90,17 @@ class OmniPrefixCacheController:
         """Queue a task whose rows are complete; when eager, write it. Raises as `check` does if that fails."""
         with self._wake:
             accepted = self._failure is None and not self._closed
+            if accepted and self._thread is None and not self._eager:
+                try:
+                    self._thread = self._runtime.spawn("committer", self._work)
+                except RuntimeError as error:
+                    self._failure = (f"starting the committer thread for {task}", error)
+                    accepted = False
             if accepted:
                 task.move(TaskState.QUEUED)
                 self._queue.append(task)
                 self._counters.trace("queue_task", task=task.task_id)
                 if not self._eager:
-                    if self._thread is None:
-                        self._thread = self._runtime.spawn("committer", self._work)
                     self._wake.notify_all()
         if not accepted:
             self._fail([task])

@@ -95,12 +95,19 @@ class DeferredLog:
                 yield chunk
 
     def seal(self, req_id: ReqId) -> DeferredWrite | None:
-        """Close the request's open write and give it its rows. None if there is none."""
+        """Close the request's open write; `fill` gives it its rows. None if there is none."""
         task = self.open_writes.pop(req_id, None)
-        if task is None:
-            return None
-        task.end_chunk = self.next_chunk
-        self.sealed[task.task_id] = task
+        if task is not None:
+            task.end_chunk = self.next_chunk
+            self.sealed[task.task_id] = task
+        return task
+
+    def fill(self, task: DeferredWrite) -> None:
+        """Give a sealed write its rows. Engine thread, and the one thing here that needs no lock.
+
+        A long request has a chunk for each of its steps. None of them can go while the request is unwritten in it.
+        """
+        req_id = task.req_id
         parts: dict[Key, list[tuple[IntArray, IntArray, torch.Tensor]]] = {}
         for chunk in self.chunks_of(task):
             at = chunk.layout.rows(req_id)
@@ -109,7 +116,6 @@ class DeferredLog:
         for key, of_key in parts.items():
             slots, versions, pieces = zip(*of_key, strict=True)
             task.pieces.append(WritePiece(key, np.concatenate(slots), np.concatenate(versions), pieces))
-        return task
 
     def seal_chunk(self, chunk: LogChunk) -> list[DeferredWrite]:
         """Close every open write that has rows in `chunk`, in the order of the step's requests."""

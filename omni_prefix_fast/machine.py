@@ -15,7 +15,7 @@ import torch
 from omni_prefix_fast.committer import OmniPrefixCacheController
 from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.device import Device, Landed, Transfer
-from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError
+from omni_prefix_fast.errors import OmniPrefixCacheClosedError, OmniPrefixCacheStagingTimeoutError
 from omni_prefix_fast.events import Admitted
 from omni_prefix_fast.intake import Leftover
 from omni_prefix_fast.layout import StepLayout
@@ -111,6 +111,7 @@ class PrefixCacheMachine:
             task = self.log.seal(req_id)
         self._counters.trace("finish_request", req_id=req_id, known=known)
         if task is not None:
+            self.log.fill(task)
             self.write(task)
 
     def start_request(self, admitted: Admitted, step_id: StepId, scheduled: int) -> None:
@@ -159,6 +160,11 @@ class PrefixCacheMachine:
         self._counters.trace("claim_page", step=step_id, page=page)
         return page
 
+    def cancel(self, ticket: BudgetTicket) -> None:
+        """Give back a reservation whose clone is not going to be published."""
+        with self.lock:
+            ticket.release()
+
     def release_page(self, step_id: StepId, page: int) -> None:
         """The step does not need its page any more."""
         self.staging.release(page, Holder("step", step_id))
@@ -206,6 +212,7 @@ class PrefixCacheMachine:
             self._counters.add("writes_forced", len(writes))
         for task in writes:
             self._counters.trace("seal_write", task=task.task_id)
+            self.log.fill(task)
             self.write(task)
         with self.lock:
             in_flight = self.log.sealed_of(chunk)
@@ -404,6 +411,12 @@ class PrefixCacheMachine:
 
     def _prefetch(self, read: HitRead) -> None:
         self.fetch_read(read, self.deadline())
+
+    def check_fetched(self, reads: Iterable[HitRead]) -> None:
+        """Raise if one of the reads was dropped before it was fetched: by a failure, or by shutdown."""
+        if any(read.state is not ReadState.FETCHED for read in reads):
+            self.controller.check()
+            raise OmniPrefixCacheClosedError("the prefix cache was shut down while the step was being materialized")
 
     def let_go(self, context: StepContext) -> None:
         """The step is consumed: its page, and whatever its reads still hold, are free.

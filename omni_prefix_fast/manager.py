@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -39,6 +40,9 @@ from omni_prefix_fast.types import Key, ReqId, StageCacheOutputs, StepId
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @dataclass(slots=True)
 class StartedStep:
@@ -49,6 +53,19 @@ class StartedStep:
     layout: StepLayout | None = None
     refused: str | None = None
     """Why it cannot be saved."""
+
+
+def _ordinary_tensors(call: Callable[P, R]) -> Callable[P, R]:
+    """Run a call outside inference mode: tensors made inside it refuse to be changed outside, on any thread."""
+
+    @wraps(call)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_inference_mode_enabled():
+            return call(*args, **kwargs)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return call(*args, **kwargs)
+
+    return run
 
 
 class OmniPrefixCacheManager:
@@ -109,7 +126,7 @@ class OmniPrefixCacheManager:
         """Say what the model hands over, before the first save. Default: hidden states, and keys judged by shape.
 
         Raises:
-            OmniPrefixCacheContractError: not a policy, or a different one after the first save.
+            OmniPrefixCacheContractError: not a policy, or a different one after the first save or warm_up.
         """
         self._check_usable()
         if not isinstance(policy, ModelCachePolicy):
@@ -117,15 +134,16 @@ class OmniPrefixCacheManager:
                 f"register_policy takes a ModelCachePolicy, not a {type(policy).__name__}; "
                 "ModelCachePolicy.from_model(model) reads one from a model"
             )
-        if self._saved_any and policy != self._policy:
+        if policy != self._policy and (self._saved_any or self._machine.pool.keys()):
             raise OmniPrefixCacheContractError(
-                "register_policy after the first save: rows saved under the former policy would be misread; "
+                "register_policy after the first save or warm_up: rows saved under the former policy would be misread; "
                 "register the policy when the model is loaded"
             )
         if policy != self._policy:
             self._policy = policy
             self._sorter = KeySorter(policy)
 
+    @_ordinary_tensors
     def warm_up(self, keys: Mapping[Key, tuple[torch.dtype, Sequence[int]]]) -> None:
         """Allocate what the keys need, and fault it in, so that no request pays for it. After `register_policy`.
 
@@ -149,6 +167,7 @@ class OmniPrefixCacheManager:
             self._machine.pool.check(key, spec)
         self._machine.open_keys(specs, self._policy.deferred_keys, resident=True)
 
+    @_ordinary_tensors
     def new_step_starts(self, scheduler_output: Any) -> None:
         """Take in a step's scheduler output: finished requests first, then new and resumed ones and their hits.
 
@@ -165,7 +184,13 @@ class OmniPrefixCacheManager:
         """
         self._check_usable()
         self._machine.commit_tasks()
-        events = read_scheduler_output(scheduler_output)
+        try:
+            events = read_scheduler_output(scheduler_output)
+        except OmniPrefixCacheContractError as error:
+            if self._started is None:  # else that step may still be saved
+                salvaged = _salvaged(scheduler_output)
+                self._started = StartedStep(self._machine.steps.issue(), salvaged, refused=str(error))
+            raise
         self._give_up_unsaved_step()
         for req_id in events.finished:
             self._machine.finish_request(req_id)
@@ -183,6 +208,7 @@ class OmniPrefixCacheManager:
         self._machine.plan_reads()
         self._started = StartedStep(step_id, events)
 
+    @_ordinary_tensors
     def save_outputs(
         self,
         hidden: torch.Tensor | None,
@@ -238,7 +264,7 @@ class OmniPrefixCacheManager:
             # Tables may be half updated: from here on no row can be trusted.
             self._machine.release_page(layout.step_id, step_rows.page)
             if step_rows.ticket is not None:
-                step_rows.ticket.release()
+                self._machine.cancel(step_rows.ticket)
             self._machine.fail(f"publishing step {layout.step_id}", error)
             raise
         self._started = None
@@ -247,6 +273,7 @@ class OmniPrefixCacheManager:
             self._machine.write(task)
         return layout.step_id
 
+    @_ordinary_tensors
     def materialize(self, step_id: StepId, req_ids: Iterable[ReqId]) -> StageCacheOutputs:
         """Hand over a saved step: for each request its cached prefix, if it hit one, and this step's rows.
 
@@ -262,6 +289,7 @@ class OmniPrefixCacheManager:
             OmniPrefixCacheRowError: a hit's hidden rows do not exist. The step is consumed.
             OmniPrefixCacheStagingTimeoutError: a write that the hit waits for did not end in time. It is consumed.
             OmniPrefixCacheWriteError: a write failed.
+            OmniPrefixCacheClosedError: the cache was shut down, maybe meanwhile.
         """
         self._check_usable()
         wanted = _as_req_ids(req_ids)
@@ -274,6 +302,7 @@ class OmniPrefixCacheManager:
             deadline = machine.deadline()
             for read in reads:
                 machine.fetch_read(read, deadline)
+            machine.check_fetched(reads)
             if context.landing is not None:
                 machine.controller.join_host_ready(context.landing, deadline)
             rows = context.layout.num_tokens
@@ -348,17 +377,30 @@ class OmniPrefixCacheManager:
         self._machine.drop_starting()
         if not started.events.total:
             return
-        if started.refused is not None and started.events.num_scheduled.keys() - set(self._view.batch_req_ids()):
-            return  # the engine did not take the refused step into its batch, so it computed nothing
         logger.warning("step %d was started but never saved; hits on what it computed will fail", started.step_id)
         try:
-            layout = started.layout or self._lay_out(started)
-        except Exception as error:
+            layout = started.layout or self._lay_out_whatever_ran(started)
+            if layout is not None:
+                self._machine.preserve_reads(layout.slots, self._machine.deadline())
+                self._machine.give_up_slots(layout)
+        except BaseException as error:
             self._machine.fail(f"giving up step {started.step_id}, which was never saved,", error)
             self._machine.controller.check()
             raise
-        self._machine.preserve_reads(layout.slots, self._machine.deadline())
-        self._machine.give_up_slots(layout)
+
+    def _lay_out_whatever_ran(self, started: StartedStep) -> StepLayout | None:
+        """Layout of a step that was never saved. An engine may drop a refused one, in part or as a whole."""
+        if started.refused is None:
+            return self._lay_out(started)
+        events, batch = started.events, set(self._view.batch_req_ids())
+        ran = {r: n for r, n in events.num_scheduled.items() if r in batch}
+        events = replace(events, num_scheduled=ran, total=sum(ran.values()))
+        try:
+            return self._lay_out(StartedStep(started.step_id, events)) if ran else None
+        except OmniPrefixCacheContractError:
+            if len(ran) < len(started.events.num_scheduled):
+                return None  # the batch is still that of the step before: nothing of the refused step ran
+            raise
 
     def _lay_out(self, started: StartedStep) -> StepLayout:
         events = started.events
@@ -422,7 +464,7 @@ class OmniPrefixCacheManager:
             transfer = self._stage(layout, intake, page)
         except BaseException:
             if ticket is not None:
-                ticket.release()
+                machine.cancel(ticket)
             machine.release_page(layout.step_id, page)
             raise
         return StepRows(
@@ -448,6 +490,28 @@ class OmniPrefixCacheManager:
         self._counters.add("host_copies", len(copies))
         self._counters.add("host_copy_bytes", nbytes)
         return self._device.launch(copies)
+
+
+def _salvaged(scheduler_output: Any) -> StepEvents:
+    """What an unreadable scheduler output says of the tokens that the engine may compute all the same."""
+    told = getattr(scheduler_output, "num_scheduled_tokens", None)
+    scheduled = {r: n for r, n in told.items() if isinstance(n, int) and n > 0} if isinstance(told, Mapping) else {}
+    admitted = getattr(scheduler_output, "scheduled_new_reqs", None)
+    computed = {
+        getattr(new, "req_id", None): getattr(new, "num_computed_tokens", None)
+        for new in (admitted if isinstance(admitted, Sequence) else ())
+    }
+    cached = getattr(scheduler_output, "scheduled_cached_reqs", None)
+    columns = (getattr(cached, name, None) or () for name in ("req_ids", "num_computed_tokens"))
+    computed.update(zip(*columns, strict=False))
+    return StepEvents(
+        finished=(),
+        admitted=(),
+        num_scheduled=scheduled,
+        computed={r: n for r, n in computed.items() if r is not None and isinstance(n, int)},
+        total=sum(scheduled.values()),
+        problems=(),
+    )
 
 
 def _as_req_ids(req_ids: Iterable[ReqId]) -> tuple[ReqId, ...]:

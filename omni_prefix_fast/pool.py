@@ -143,7 +143,7 @@ class PrefixBlockPool:
 
     def nbytes(self) -> dict[Key, int]:
         """Bytes allocated, by key."""
-        return {key: t.numel() * t.element_size() for key, t in self._storage.items()}
+        return {key: t.numel() * t.element_size() for key, t in list(self._storage.items())}
 
     def storage(self, key: Key) -> torch.Tensor:
         """The whole tensor of a key, `(num_blocks, block_size, *feature)`. Read-only for everybody outside."""

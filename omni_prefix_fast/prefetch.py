@@ -35,7 +35,11 @@ class Prefetcher:
             self._queue.extend(reads)
             if self._queue and not self._closed:
                 if self._thread is None:
-                    self._thread = self._runtime.spawn("prefetch", self._work)
+                    try:
+                        self._thread = self._runtime.spawn("prefetch", self._work)
+                    except RuntimeError as error:  # no more threads: whoever needs the rows gathers them
+                        self._queue.clear()
+                        logger.warning("prefix-cache hits are not gathered ahead: %s", error)
                 self._wake.notify_all()
 
     def wait_idle(self, deadline: Deadline) -> bool:

@@ -116,8 +116,10 @@ class HitRead:
         logged = table.log_rows(key, self.slots)
         if logged is not None:
             from_log = transit & (logged.chunk != NO_CHUNK)
-            for chunk_id in np.unique(logged.chunk[from_log]).tolist():
-                positions = np.flatnonzero(from_log & (logged.chunk == chunk_id))
+            at = np.flatnonzero(from_log)
+            at = at[np.argsort(logged.chunk[at], kind="stable")]
+            chunk_ids, firsts = np.unique(logged.chunk[at], return_index=True)
+            for chunk_id, positions in zip(chunk_ids.tolist(), np.split(at, firsts[1:]), strict=False):
                 parts.append(LogRead(log.chunks[chunk_id], logged.row[positions], positions))
             transit &= ~from_log
         if transit.any():

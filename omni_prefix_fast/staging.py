@@ -33,7 +33,7 @@ class StagingBufferPool:
 
     def nbytes(self) -> dict[Key, int]:
         """Bytes allocated, by key."""
-        return {key: t.numel() * t.element_size() for key, t in self._buffers.items()}
+        return {key: t.numel() * t.element_size() for key, t in list(self._buffers.items())}
 
     def holders(self) -> tuple[tuple[Holder, ...], ...]:
         """Who holds each page."""

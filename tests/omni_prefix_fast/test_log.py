@@ -63,6 +63,8 @@ def test_sealed_write_has_its_request_rows_of_every_step() -> None:
     it.append({"B": 1, "A": 1}, keys=("e",))
     task = it.log.seal("A")
     assert task is not None
+    assert task.pieces == []
+    it.log.fill(task)
     rows = {p.key: [v for part in p.rows for v in column(part)] for p in task.pieces}
     slots = {p.key: p.slots.tolist() for p in task.pieces}
     versions = {p.key: p.versions.tolist() for p in task.pieces}

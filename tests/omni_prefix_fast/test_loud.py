@@ -1,0 +1,165 @@
+"""What cannot be right is an error, never rows: failures met half-way, steps that the cache could not take in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from omni_prefix_fast import (
+    HIDDEN_KEY,
+    ModelCachePolicy,
+    OmniPrefixCacheClosedError,
+    OmniPrefixCacheContractError,
+    OmniPrefixCacheRowError,
+    OmniPrefixCacheUnmatchError,
+    OmniPrefixCacheWriteError,
+)
+from omni_prefix_fast.runtime import ThreadRuntime
+from tests.omni_prefix_fast.harness import Engine, column
+
+DEADLINE_S = 20.0
+
+
+class Gate:
+    """Holds whichever thread first reaches an action while armed, until it is opened."""
+
+    def __init__(self, action: str) -> None:
+        self.action = action
+        self.armed = False
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, action: str, acted_on: Mapping[str, object]) -> None:
+        if self.armed and action == self.action and not self.reached.is_set():
+            self.reached.set()
+            assert self.opened.wait(DEADLINE_S), f"nobody opened the gate at {action} ({acted_on})"
+
+
+@pytest.mark.eager_only("the hit has to be ungathered when the builder is stopped")
+@pytest.mark.parametrize("end", ["shutdown", "failure"])
+def test_builder_stopped_before_its_gather_gets_an_error_not_zeros(end: str) -> None:
+    """The cache ends while a builder has taken its step and gathered nothing: it raises and hands over no zeros."""
+    gate = Gate("take_step")
+    engine = Engine(trace=gate)
+    engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)], base={"A": 100}))
+    hit = engine.step(new=[("B", [0, 1], 4, 2)], finished=["A"], base={"B": 100})
+    gate.armed = True
+    with ThreadPoolExecutor(1) as pool:
+        builder = pool.submit(engine.hidden, hit, "B")
+        assert gate.reached.wait(DEADLINE_S)
+        if end == "shutdown":
+            engine.cache.shutdown()
+        else:
+            engine.view.order.append("B")  # a batch that lists a request twice cannot be given up
+            engine.start(new=[("C", [2], 0, 4)])
+            engine.view.order = ["C", "C"]
+            with pytest.raises(OmniPrefixCacheWriteError, match="giving up step 2"):
+                engine.cache.new_step_starts(engine.schedule(new=[("D", [3], 0, 1)]))
+        gate.opened.set()
+        expected = OmniPrefixCacheClosedError if end == "shutdown" else OmniPrefixCacheWriteError
+        with pytest.raises(expected):
+            builder.result(DEADLINE_S)
+
+
+def test_a_step_that_cannot_be_given_up_ends_the_cache() -> None:
+    """An unsaved step whose slots are unknown: nothing may be hit any more, so every call raises from then on."""
+    engine = Engine()
+    engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)]))
+    engine.start(new=[("B", [1], 0, 4)])
+    engine.view.order = ["B", "B"]
+    for _ in range(2):
+        with pytest.raises(OmniPrefixCacheWriteError, match="giving up step 1"):
+            engine.cache.new_step_starts(engine.schedule(new=[("C", [0, 2], 4, 1)]))
+
+
+def test_what_ran_of_a_refused_step_is_given_up() -> None:
+    """A step is refused for one request; the engine drops that one and runs the rest, unsaved: a hit on it raises."""
+    engine = Engine()
+    engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)], base={"A": 100}))
+    output = engine.schedule(new=[("X", [0], 0, 4), ("Y", [1, 2], 4, 1)], finished=["A"])
+    output.scheduled_new_reqs[1].block_ids = None
+    with pytest.raises(OmniPrefixCacheContractError, match="'Y'"):
+        engine.cache.new_step_starts(output)
+    engine.update(output, finished=["A"])
+    engine.view.order = ["X"]
+    step = engine.step(new=[("D", [0, 3], 4, 1)], finished=["X"])
+    with pytest.raises(OmniPrefixCacheRowError, match="'D'"):
+        engine.take(step, "D")
+
+
+def test_what_ran_of_an_unreadable_step_is_given_up() -> None:
+    """The counts of an output contradict each other; the engine runs it all the same, unsaved: a hit on it raises."""
+    engine = Engine()
+    engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)], base={"A": 100}))
+    output = engine.schedule(new=[("X", [0], 0, 4)], finished=["A"])
+    output.total_num_scheduled_tokens = 7
+    with pytest.raises(OmniPrefixCacheContractError, match="adds up to 4"):
+        engine.cache.new_step_starts(output)
+    engine.update(output, finished=["A"])
+    step = engine.step(new=[("D", [0, 3], 4, 1)], finished=["X"])
+    with pytest.raises(OmniPrefixCacheRowError, match="'D'"):
+        engine.take(step, "D")
+
+
+class NoThreads(ThreadRuntime):
+    """A machine on which no more threads can be started, by name."""
+
+    def __init__(self, *refused: str) -> None:
+        self._refused = refused
+
+    def spawn(self, name, target):  # type: ignore[no-untyped-def]
+        """See `Runtime`."""
+        if name in self._refused:
+            raise RuntimeError("can't start new thread")
+        return super().spawn(name, target)
+
+
+@pytest.mark.eager_only("makes its own asynchronous engine")
+def test_no_thread_for_the_committer_is_a_failed_write() -> None:
+    """Rows that nobody can write are lost: the error names it, and every later call raises it too."""
+    engine = Engine(eager=False, runtime=NoThreads("committer"))
+    for _ in range(2):
+        with pytest.raises(OmniPrefixCacheWriteError, match=r"committer thread.*start new thread"):
+            engine.step(new=[("A", [0], 0, 4)])
+
+
+@pytest.mark.eager_only("makes its own asynchronous engine")
+def test_no_thread_for_the_prefetch_costs_nothing_but_time() -> None:
+    """Whoever needs the rows gathers them."""
+    engine = Engine(eager=False, runtime=NoThreads("prefetch"))
+    engine.take(engine.step(new=[("A", [0], 0, 4)], base={"A": 100}), "A")
+    step = engine.step(new=[("B", [0, 1], 4, 1)], finished=["A"], base={"B": 100})
+    again = engine.step(new=[("C", [0], 0, 4)], finished=["B"])
+    assert engine.hidden(step, "B") == [100, 101, 102, 103, 104]
+    assert engine.hidden(again, "C") == [0, 1, 2, 3]
+    engine.cache.shutdown()
+
+
+@pytest.mark.parametrize("key", [HIDDEN_KEY, "d"])
+def test_calls_may_come_from_inside_and_outside_inference_mode(key: str) -> None:
+    """What is made inside it can be changed outside, on any thread, and what is handed over can be changed anywhere."""
+    engine = Engine(policy=ModelCachePolicy(deferred_keys=frozenset({"d"})))
+    mm = {"d": torch.arange(4.0).reshape(4, 1)}
+    with torch.inference_mode():
+        engine.cache.discard_step(engine.step(new=[("A", [0], 0, 4)], mm=mm))
+    hit = engine.step(new=[("B", [0, 1], 4, 4)], finished=["A"], mm={"d": mm["d"] + 4})
+    with torch.inference_mode():  # claims the hit's block: gathers it first
+        engine.cache.discard_step(engine.step(new=[("C", [0], 0, 4)], finished=["B"], mm=mm))
+    outs = engine.take(hit, "B")
+    assert outs.hidden_states is not None
+    rows = outs.hidden_states["B"] if key == HIDDEN_KEY else outs.mm_outputs[key]["B"]
+    assert column(rows) == [*range(8)]
+    assert not rows.is_inference()
+    rows += 1
+
+
+def test_policy_after_warm_up_is_refused() -> None:
+    """Pools and tables of a warmed-up key follow the policy that it was warmed up under."""
+    engine = Engine(policy=ModelCachePolicy(token_keys=frozenset({"k"})))
+    engine.cache.warm_up({"k": (torch.float32, (1,))})
+    with pytest.raises(OmniPrefixCacheUnmatchError, match="register the policy when the model is loaded"):
+        engine.cache.register_policy(ModelCachePolicy(deferred_keys=frozenset({"k"})))
