@@ -28,7 +28,8 @@ CONSTANTS
     MaxPreempt, \* preemptions in one behaviour
     MaxLives,   \* how often one request id may be used
     Watched,    \* the slots that the model follows in the cache: all, or a few
-    Env,        \* switches: "streaming", "withdraw", "unbacked"
+    Env,        \* switches: "streaming"; "withdraw", "unbacked" (engines that the gate refuses);
+                \* "whole" (all tokens of a step are alike, so that a step emits a key whole)
     Mutants     \* seeded faults, by name; empty in the real machine
 
 VARIABLES
@@ -87,10 +88,15 @@ LongestHit(r, limit) == LongestHitFrom(r, limit, 0)
 ----------------------------------------------------------------------------
 (* Placing a request into the step: allocate, publish the hashes.           *)
 
+\* The tokens in the step so far.
+StepTokens ==
+    UNION {Range(SubSeq(Text[e.req], e.start + 1, e.start + e.n)) : e \in Range(batch)}
+
 Place(r, kind, start, n, kept, new) ==
     LET blocks == kept \o new
         Full(b) == {i \in 1 .. (start + n) \div BlockSize : blocks[i] = b}
-    IN /\ table' = [table EXCEPT ![r] = blocks]
+    IN /\ "whole" \in Env => Cardinality(StepTokens \cup Range(SubSeq(Text[r], start + 1, start + n))) = 1
+       /\ table' = [table EXCEPT ![r] = blocks]
        /\ hash' = [b \in Blocks |->
             IF Full(b) # {} THEN Prefix(r, (CHOOSE i \in Full(b) : TRUE) * BlockSize)
             ELSE IF b \in Range(new) THEN <<>> ELSE hash[b]]

@@ -17,6 +17,9 @@ from conformance.tla.manifest import SPEC, record
 from conformance.tla.story import tell
 from conformance.tla.trace import save_trace
 
+WIDTH_OF_A_FILE = 120
+"""Columns, where the output is no terminal."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -98,6 +101,8 @@ def model_check(
 ) -> None:
     """TLC on the models, seeded faults and goals of the specification, compared with the manifest."""
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH_OF_A_FILE
     try:
         chosen = check_manifest(names or (), "deep" if deep else "ci", spec)
         outcomes = _run(console, chosen, at_once)

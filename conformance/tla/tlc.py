@@ -74,6 +74,8 @@ class Job:
     simulate: int = 0
     """Behaviours to draw at random; 0 means: explore all states."""
     simulate_depth: int = 100
+    simulate_file: Path | None = None
+    """Where to write the behaviours: a prefix, to which TLC adds numbers."""
     seed: int = 1
     dump: Path | None = None
     """Where to write the state graph, in the dot format."""
@@ -216,8 +218,8 @@ class _Report:
         if match := _COVERAGE.match(text):
             self.coverage[match[1]] = self.coverage.get(match[1], 0) + int(match[3])
 
-    def _simulated(self, text: str) -> None:  # "Progress: n states checked."
-        if match := re.search(r"([\d,]+) states checked", text):
+    def _simulated(self, text: str) -> None:  # "Progress(-1) ...: n states generated, ..."
+        if match := re.search(r"([\d,]+) states generated", text):
             self.generated = _number(match[1])
 
     def _finished(self, _: str) -> None:
@@ -231,7 +233,6 @@ class _Report:
         2194: _depth,
         2772: _coverage,
         2209: _simulated,
-        2210: _simulated,
         2186: _finished,
     }
 
@@ -253,7 +254,8 @@ def command(job: Job, config: Path, scratch: Path, toolchain: Toolchain) -> list
     tlc += ["-dump", "dot,actionlabels", str(job.dump)] if job.dump is not None else []
     tlc += ["-dfid", str(job.depth_first)] if job.depth_first else []
     if job.simulate:
-        tlc += ["-simulate", f"num={job.simulate}", "-depth", str(job.simulate_depth), "-seed", str(job.seed)]
+        kept = f",file={job.simulate_file}" if job.simulate_file is not None else ""
+        tlc += ["-simulate", f"num={job.simulate}{kept}", "-depth", str(job.simulate_depth), "-seed", str(job.seed)]
     else:
         tlc += ["-fp", "0", "-seed", str(job.seed)]
     return [*java, *tlc, *job.extra, job.module.name]

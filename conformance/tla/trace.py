@@ -6,12 +6,13 @@ The JSON format is described in spec/README.md: it is Apalache's informal trace 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conformance.tla.errors import ManifestError
-from conformance.tla.tlc import State
+from conformance.tla.tlc import State, parse_state
 from conformance.tla.values import format_value, from_json, to_json
 
 FORMAT = "omni-prefix-trace"
@@ -49,6 +50,15 @@ def load_trace(path: Path) -> tuple[dict[str, Any], tuple[State, ...]]:
         for raw in document["states"]
     )
     return header, states
+
+
+_SIMULATED = re.compile(r"^STATE_\d+ ==\s*(.*?)(?=^STATE_\d+ ==|^=+|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def read_simulated(path: Path) -> tuple[State, ...]:
+    """A behaviour as ``-simulate file=...`` writes it: a module with a definition for each state."""
+    states = [parse_state(text.strip()) for text in _SIMULATED.findall(path.read_text())]
+    return tuple(State(str(state["event"]["action"]) if "event" in state else "", state) for state in states)
 
 
 def events_of(states: Iterable[State]) -> list[Mapping[str, Any]]:
