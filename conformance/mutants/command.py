@@ -10,7 +10,7 @@ from rich.console import Console
 from conformance.mutants.runner import LIMIT, report
 from conformance.mutants.table import MUTANTS
 
-WIDTH = 160
+WIDTH = 210
 """Columns of the table where the output has no width of its own, as in a log."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Faults to run; all if none is named.", show_default=False)]
@@ -22,7 +22,7 @@ def mutants(names: Names = None, limit: Limit = LIMIT) -> None:
     known = {mutant.name: mutant for mutant in MUTANTS}
     if unknown := [name for name in names or () if name not in known]:
         raise typer.BadParameter(f"unknown faults {unknown}; known are {', '.join(known)}")
-    chosen = [known[name] for name in names] if names else list(MUTANTS)
+    chosen = [known[name] for name in names] if names else MUTANTS
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)

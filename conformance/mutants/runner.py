@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,6 +18,7 @@ from conformance.mutants.table import MUTANTS, Mutant
 from conformance.schedules import Trace, generate, replay
 from omni_prefix_ref.errors import NotEnabled, RuleBroken
 
+MANIFEST = Path(__file__).resolve().parents[2] / "spec" / "manifest.toml"
 STRIDE = 1_000_000
 """Distance between the first traces of two seeds: `seed * STRIDE + n` is the seed of a run's trace n."""
 SEEDS = (0, 1, 2, 3, 4)
@@ -104,6 +107,8 @@ def report(console: Console, mutants: Sequence[Mutant] = MUTANTS, *, limit: int 
     table.add_column("traces until caught", justify="right")
     table.add_column("caught by")
     table.add_column("by outcomes alone", justify="right")
+    table.add_column("TLC: model, rule, steps")
+    in_spec = spec_faults()
     survivors: list[str] = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("faults", total=len(mutants))
@@ -115,6 +120,7 @@ def report(console: Console, mutants: Sequence[Mutant] = MUTANTS, *, limit: int 
                 _counts(verdict.checked),
                 ", ".join(f"{name} ×{n}" for name, n in by.most_common(2)),
                 _counts(verdict.alone),
+                in_spec.pop(verdict.mutant.name, "not in the spec"),
             )
             if not verdict.killed:
                 survivors.append(verdict.mutant.name)
@@ -125,7 +131,27 @@ def report(console: Console, mutants: Sequence[Mutant] = MUTANTS, *, limit: int 
     else:
         console.print(f"all {len(mutants)} caught, {len(SEEDS)} seeds of {len(SEEDS)}")
     console.print(f"– by outcomes alone: not within {ALONE} traces; the rules see it, or more traces would")
+    if mutants is MUTANTS:
+        _print_spec_only(console, in_spec)
     return not survivors
+
+
+def spec_faults(manifest: Path = MANIFEST) -> dict[str, str]:
+    """By name, the faults of the specification: model and rule that break, and the length of the counterexample.
+
+    `omni-prefix model-check` measures these figures, and fails where one of them is not what TLC finds.
+    """
+    faults = tomllib.loads(manifest.read_text(encoding="utf-8"))["fault"]
+    return {f["name"]: f"{f['model']}, {f['violates']}, {f['length']}" for f in faults}
+
+
+def _print_spec_only(console: Console, in_spec: dict[str, str]) -> None:
+    table = Table(title="Seeded faults of the specification alone")
+    table.add_column("fault", no_wrap=True)
+    table.add_column("TLC: model, rule, steps")
+    for name, figures in in_spec.items():
+        table.add_row(name, figures)
+    console.print(table)
 
 
 def _counts(caught: Sequence[Caught | None]) -> str:
