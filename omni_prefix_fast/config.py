@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from omni_prefix_fast.errors import OmniPrefixCacheConfigError
 from omni_prefix_fast.types import HIDDEN_KEY, Key
@@ -39,8 +41,8 @@ class PrefixCacheConfig(_Settings):
     """How many saved steps may be unconsumed at once; each holds one staging page."""
     staging_capacity_tokens: PositiveInt = 1024
     """Tokens a staging page holds: the largest step (`max_num_batched_tokens`)."""
-    staging_claim_timeout_s: PositiveFloat = 30.0
-    """Deadline in seconds of every wait: for a free page, for a write, for a read in progress."""
+    staging_claim_timeout_s: float = Field(default=30.0, gt=0, le=threading.TIMEOUT_MAX)
+    """Deadline in seconds of every wait: for a free page, for a write, for a read in progress. Finite."""
     copy_chunk_bytes: PositiveInt = 16 * _MIB
     """Deferred rows are copied to the host at most this many bytes at a time."""
 
@@ -66,20 +68,47 @@ class PrefixCacheConfig(_Settings):
 
         A page holds one step of the whole batch: `scheduler_config.max_num_batched_tokens`, or
         `model_config.max_model_len` where the former is missing. `overrides` set any other field.
+
+        Raises:
+            OmniPrefixCacheConfigError: a size is no whole number, naming the field it was for.
         """
         if "staging_capacity_tokens" not in overrides:
-            capacity = getattr(scheduler_config, "max_num_batched_tokens", None)
+            capacity = read_setting(scheduler_config, "max_num_batched_tokens")
             if not capacity:
-                capacity = getattr(model_config, "max_model_len", None)
+                capacity = read_setting(model_config, "max_model_len")
             if capacity:
-                overrides["staging_capacity_tokens"] = int(capacity)
-        return cls(num_blocks=int(num_blocks), block_size=int(block_size), **overrides)
+                overrides["staging_capacity_tokens"] = _plain_int(capacity)
+        return cls(num_blocks=_plain_int(num_blocks), block_size=_plain_int(block_size), **overrides)
 
 
-def _names(value: Any) -> frozenset[Key]:
+def read_setting(config: Any, name: str, default: Any = None) -> Any:
+    """A setting of an engine's configuration, which is an object or a dictionary; `default` if it is absent."""
+    if isinstance(config, Mapping):
+        return config.get(name, default)
+    return getattr(config, name, default)
+
+
+def _plain_int(value: Any) -> Any:
+    """Any kind of whole number as an int; whatever else as it is, for the field's own check to refuse by name."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def _names(model: object, attribute: str) -> frozenset[Key]:
+    value = getattr(model, attribute, None)
+    if value is None:
+        return frozenset()
     if isinstance(value, str):
         return frozenset((value,))
-    return frozenset(value or ())
+    names = tuple(value) if isinstance(value, Iterable) else (value,)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise OmniPrefixCacheConfigError(
+            f"{type(model).__name__}.{attribute} is {value!r}: {wrong[0]!r} is no key; it has to be a collection of "
+            "strings"
+        )
+    return frozenset(names)
 
 
 class ModelCachePolicy(_Settings):
@@ -87,7 +116,8 @@ class ModelCachePolicy(_Settings):
 
     Whether a tensor holds one row a token cannot be told from its shape in general: a reference tensor may happen
     to have as many rows as the step. Undeclared keys are judged by their shape at first sight and dropped from
-    the cache for good, with a warning, when a later step contradicts it. A model that can should declare its keys.
+    the cache for good, with a warning, when a later step contradicts it. The first `intake.MAX_REMEMBERED` of them
+    are remembered; a later one is never cached. A model that can should declare its keys.
     """
 
     needs_full_hidden_states: bool = True
@@ -126,12 +156,21 @@ class ModelCachePolicy(_Settings):
 
         `requires_full_prefix_cached_hidden_states` and `deferred_prefix_cache_mm_keys` are what models carry today;
         `prefix_cache_token_keys`, `prefix_cache_request_keys` and `prefix_cache_request_list_keys` declare keys.
+
+        Raises:
+            OmniPrefixCacheConfigError: an attribute is of another type, or they contradict each other.
         """
-        tokens: Iterable[Key] | None = getattr(model, "prefix_cache_token_keys", None)
+        needs_hidden = getattr(model, "requires_full_prefix_cached_hidden_states", True)
+        if isinstance(needs_hidden, str):  # 'no' would be true
+            raise OmniPrefixCacheConfigError(
+                f"{type(model).__name__}.requires_full_prefix_cached_hidden_states is {needs_hidden!r}; "
+                "it has to be True or False"
+            )
+        has_tokens = getattr(model, "prefix_cache_token_keys", None) is not None
         return cls(
-            needs_full_hidden_states=bool(getattr(model, "requires_full_prefix_cached_hidden_states", True)),
-            deferred_keys=_names(getattr(model, "deferred_prefix_cache_mm_keys", ())),
-            token_keys=None if tokens is None else _names(tokens),
-            request_keys=_names(getattr(model, "prefix_cache_request_keys", ())),
-            request_list_keys=_names(getattr(model, "prefix_cache_request_list_keys", ())),
+            needs_full_hidden_states=bool(needs_hidden),
+            deferred_keys=_names(model, "deferred_prefix_cache_mm_keys"),
+            token_keys=_names(model, "prefix_cache_token_keys") if has_tokens else None,
+            request_keys=_names(model, "prefix_cache_request_keys"),
+            request_list_keys=_names(model, "prefix_cache_request_list_keys"),
         )

@@ -1,5 +1,6 @@
 """Settings: what is refused, and what a model's attributes turn into."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,9 @@ def test_slots_are_blocks_times_block_size() -> None:
         ({"staging_claim_timeout_s": 0.0}, "staging_claim_timeout_s"),
         ({"staging_claim_timeout_s": -1.0}, "staging_claim_timeout_s"),
         ({"staging_claim_timeout_s": "30"}, "staging_claim_timeout_s"),
+        ({"staging_claim_timeout_s": float("inf")}, "staging_claim_timeout_s"),
+        ({"staging_claim_timeout_s": float("nan")}, "staging_claim_timeout_s"),
+        ({"staging_claim_timeout_s": 1e12}, "staging_claim_timeout_s"),
         ({"copy_chunk_bytes": 0}, "copy_chunk_bytes"),
         ({"blocks": 8}, "blocks"),
     ],
@@ -138,3 +142,43 @@ def test_contradicting_policy_is_refused(settings: dict[str, Any], named: str) -
     frozen: dict[str, Any] = {name: frozenset(keys) for name, keys in settings.items()}
     with pytest.raises(OmniPrefixCacheConfigError, match=f"ModelCachePolicy: .*{named}"):
         ModelCachePolicy(**frozen)
+
+
+def test_longest_timeout_is_one_that_a_lock_can_wait() -> None:
+    """The largest timeout that is taken can be waited for."""
+    config = PrefixCacheConfig(num_blocks=8, block_size=4, staging_claim_timeout_s=threading.TIMEOUT_MAX)
+    event = threading.Event()
+    threading.Timer(0.01, event.set).start()
+    assert event.wait(config.staging_claim_timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"num_blocks": None}, "num_blocks"),
+        ({"num_blocks": 8.5}, "num_blocks"),
+        ({"block_size": "4"}, "block_size"),
+        ({"scheduler_config": {"max_num_batched_tokens": float("inf")}}, "staging_capacity_tokens"),
+    ],
+)
+def test_size_that_the_engine_does_not_tell_is_named(sizes: dict[str, Any], named: str) -> None:
+    """A size that is missing, a fraction or a word is refused by its field, never rounded."""
+    with pytest.raises(OmniPrefixCacheConfigError, match=named):
+        PrefixCacheConfig.from_vllm_config(**{**SIZES, **sizes})
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("deferred_prefix_cache_mm_keys", 5),
+        ("deferred_prefix_cache_mm_keys", True),
+        ("prefix_cache_token_keys", [1]),
+        ("prefix_cache_request_keys", [["x"]]),
+        ("prefix_cache_request_list_keys", {"x", None}),
+        ("requires_full_prefix_cached_hidden_states", "no"),
+    ],
+)
+def test_attribute_of_another_type_is_named(attribute: str, value: Any) -> None:
+    """A model whose attribute is no collection of strings, or a word for a truth value, is refused by its name."""
+    with pytest.raises(OmniPrefixCacheConfigError, match=rf"SimpleNamespace\.{attribute}"):
+        ModelCachePolicy.from_model(SimpleNamespace(**{attribute: value}))

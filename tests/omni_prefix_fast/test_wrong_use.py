@@ -377,7 +377,7 @@ SETUP: Mapping[str, tuple[Callable[[], object], str]] = {
     "hidden as mm key": (lambda: ModelCachePolicy(token_keys=frozenset({HIDDEN_KEY})), r"needs_full_hidden_states"),
     "attribute of another type": (
         lambda: ModelCachePolicy.from_model(SimpleNamespace(deferred_prefix_cache_mm_keys=[1])),
-        r"deferred_keys",
+        r"SimpleNamespace\.deferred_prefix_cache_mm_keys",
     ),
 }
 
