@@ -6,21 +6,23 @@ Guarantees:
   configuration where the cache is right, and raises `OmniPrefixCacheConfigError` for every other stage. There is no
   fourth answer: a stage that passes hands over right rows.
 - Each refusal says what is wrong, why rows would be wrong, and which setting to change.
-- Nothing is imported from vLLM: objects are read by attribute, KV cache specs are recognised by class name, so the
-  checks run on a machine without it and hold with any release that keeps these names. An attribute that is absent
-  counts as its harmless default.
+- Nothing is imported from vLLM: objects are read by attribute (dictionaries by key), KV cache specs are recognised by
+  class name, so the checks run on a machine without it and hold with any release that keeps these names. What is absent
+  counts as its harmless default; what is there and not understood refuses the stage.
 
 `CHECKS` is the whole table; `docs` and tests enumerate it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
-from omni_prefix_fast.config import PrefixCacheConfig
+from omni_prefix_fast.config import PrefixCacheConfig, read_setting
 from omni_prefix_fast.errors import OmniPrefixCacheConfigError
 from omni_prefix_fast.layout import FullAttentionGroupView
 
@@ -89,7 +91,7 @@ class StageCheck:
 
 
 def _received_kv(facts: StageFacts) -> str | None:
-    return f"kv_role is {facts.kv_role!r}" if facts.kv_role in {"kv_consumer", "kv_both"} else None
+    return None if facts.kv_role is None or facts.kv_role == "kv_producer" else f"kv_role is {facts.kv_role!r}"
 
 
 def _speculation(facts: StageFacts) -> str | None:
@@ -97,7 +99,7 @@ def _speculation(facts: StageFacts) -> str | None:
 
 
 def _priority(facts: StageFacts) -> str | None:
-    return "the scheduling policy is 'priority'" if facts.scheduling_policy == "priority" else None
+    return None if facts.scheduling_policy == "fcfs" else f"the scheduling policy is {facts.scheduling_policy!r}"
 
 
 def _decode_context_parallel(facts: StageFacts) -> str | None:
@@ -120,12 +122,22 @@ def _is_full_attention(spec: Any) -> bool:
 
 
 def _not_full_attention(facts: StageFacts) -> str | None:
+    if not facts.layer_specs[0]:
+        return "its KV cache group names no layer (kv_cache_specs is empty)"
     for spec in facts.layer_specs[0]:
         if not _is_full_attention(spec):
             return f"its KV cache group is {type(spec).__name__}, not {FULL_ATTENTION_SPEC}"
         for attribute in PARTIAL_SPEC_ATTRIBUTES:
             if (value := getattr(spec, attribute, None)) is not None:
                 return f"its KV cache group keeps only part of the tokens ({attribute}={value})"
+    return None
+
+
+def _mixed_block_sizes(facts: StageFacts) -> str | None:
+    for spec in facts.layer_specs[0]:
+        size = getattr(spec, "block_size", None)
+        if size and size != facts.block_size:
+            return f"a layer's KV blocks have {size} tokens while those of its group have {facts.block_size}"
     return None
 
 
@@ -163,8 +175,8 @@ CHECKS: tuple[StageCheck, ...] = (
     StageCheck(
         "scheduling_policy",
         _priority,
-        "the scheduler may withdraw a request already placed in the step while its block hashes stay published, with "
-        "no rows behind them",
+        "scheduling by priority may withdraw a request already placed in the step while its block hashes stay "
+        "published, with no rows behind them",
         "Set scheduling_policy to 'fcfs'",
     ),
     StageCheck(
@@ -192,6 +204,12 @@ CHECKS: tuple[StageCheck, ...] = (
         _USE_FULL_ATTENTION,
     ),
     StageCheck(
+        "layer_block_size",
+        _mixed_block_sizes,
+        "a slot then names different tokens in different layers",
+        "Serve this stage with one block_size for all layers",
+    ),
+    StageCheck(
         "prefix_match_unit",
         _match_unit,
         "a hit inside a block would leave part of the block without rows",
@@ -207,7 +225,7 @@ CHECKS: tuple[StageCheck, ...] = (
 """Every reason for which a stage is refused, in the order in which they are looked at."""
 
 _BY_NAME = {check.name: check for check in CHECKS}
-_GROUP_CHECKS = ("kv_groups", "full_attention", "prefix_match_unit")
+_GROUP_CHECKS = ("kv_groups", "full_attention", "layer_block_size", "prefix_match_unit")
 
 
 # ------------------------------------------------------------------------------------------------- reading the facts
@@ -215,17 +233,35 @@ _GROUP_CHECKS = ("kv_groups", "full_attention", "prefix_match_unit")
 
 def _layer_specs(spec: Any) -> Iterator[Any]:
     """The specs of the layers behind a group's spec, which may be one for all or a dictionary of them."""
-    nested = getattr(spec, "kv_cache_specs", None)
-    if isinstance(nested, dict):
+    nested = read_setting(spec, "kv_cache_specs")
+    if isinstance(nested, Mapping):
         for inner in nested.values():
             yield from _layer_specs(inner)
     else:
         yield spec
 
 
-def _size(value: Any) -> int:
+def _whole(value: Any, name: str) -> int:
+    """A whole number of any type. Raises `OmniPrefixCacheConfigError`, naming the setting, for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise OmniPrefixCacheConfigError(
+            f"no prefix cache of stage outputs for this stage: {name} is {value!r}, not a whole number. Set {name} to "
+            "one, or set enable_prefix_caching to False for this stage."
+        ) from None
+
+
+def _size(config: Any, name: str) -> int:
     """A parallel size; whatever is missing or None is 1."""
-    return 1 if value is None else int(value)
+    value = read_setting(config, name)
+    return 1 if value is None else _whole(value, name)
+
+
+def _word(value: Any) -> Any:
+    """A choice among words, however it is written: an enumeration's member, upper case, with blanks around."""
+    value = value.value if isinstance(value, Enum) else value
+    return value.strip().lower() if isinstance(value, str) else value
 
 
 def _read_facts(
@@ -238,24 +274,25 @@ def _read_facts(
     parallel_config: Any = None,
     kernel_block_sizes: Iterable[int] = (),
 ) -> StageFacts:
-    groups = tuple(getattr(kv_cache_config, "kv_cache_groups", None) or ())
-    first = getattr(groups[0], "kv_cache_spec", None) if groups else None
-    block_size = getattr(first, "block_size", None) or getattr(cache_config, "block_size", None)
-    units = (
-        getattr(cache_config, "prefix_match_unit", None),
-        getattr(kv_cache_config, "hash_block_size", None),
-        getattr(kv_cache_config, "cache_hit_alignment_tokens", None),
-    )
+    groups = tuple(read_setting(kv_cache_config, "kv_cache_groups") or ())
+    specs = tuple(read_setting(group, "kv_cache_spec") for group in groups)
+    block_size = (read_setting(specs[0], "block_size") if specs else None) or read_setting(cache_config, "block_size")
+    units = {
+        "prefix_match_unit": read_setting(cache_config, "prefix_match_unit"),
+        "hash_block_size": read_setting(kv_cache_config, "hash_block_size"),
+        "cache_hit_alignment_tokens": read_setting(kv_cache_config, "cache_hit_alignment_tokens"),
+    }
+    policy = read_setting(scheduler_config, "policy")
     return StageFacts(
-        block_size=None if block_size is None else int(block_size),
-        layer_specs=tuple(tuple(_layer_specs(group.kv_cache_spec)) for group in groups),
-        match_units=tuple(int(unit) for unit in units if unit is not None),
-        kernel_block_sizes=tuple(int(size) for size in kernel_block_sizes),
-        kv_role=getattr(kv_transfer_config, "kv_role", None),
+        block_size=None if block_size is None else _whole(block_size, "block_size"),
+        layer_specs=tuple(tuple(_layer_specs(spec)) for spec in specs),
+        match_units=tuple(_whole(unit, name) for name, unit in units.items() if unit is not None),
+        kernel_block_sizes=tuple(_whole(size, "kernel_block_sizes") for size in kernel_block_sizes),
+        kv_role=_word(read_setting(kv_transfer_config, "kv_role")),
         speculative=speculative_config is not None,
-        scheduling_policy=str(getattr(scheduler_config, "policy", "fcfs")),
-        decode_context_parallel=_size(getattr(parallel_config, "decode_context_parallel_size", None)),
-        prefill_context_parallel=_size(getattr(parallel_config, "prefill_context_parallel_size", None)),
+        scheduling_policy="fcfs" if policy is None else _word(policy),
+        decode_context_parallel=_size(parallel_config, "decode_context_parallel_size"),
+        prefill_context_parallel=_size(parallel_config, "prefill_context_parallel_size"),
     )
 
 
@@ -274,7 +311,7 @@ def check_prefix_cache_kv_groups(kv_cache_groups: Any, cache_config: Any = None)
         OmniPrefixCacheConfigError: naming the group and the setting to change.
     """
     config = kv_cache_groups
-    if not hasattr(config, "kv_cache_groups"):
+    if not hasattr(config, "kv_cache_groups") and not isinstance(config, Mapping):
         config = SimpleNamespace(kv_cache_groups=kv_cache_groups)
     facts = _read_facts(kv_cache_config=config, cache_config=cache_config)
     for name in _GROUP_CHECKS:
@@ -300,8 +337,8 @@ def check_prefix_cache_kernel_block_size(block_size: int, kernel_block_sizes: Se
     Raises:
         OmniPrefixCacheConfigError: naming both sizes and the setting to change.
     """
-    sizes = tuple(int(size) for size in kernel_block_sizes)
-    _BY_NAME["kernel_block_size"].run(StageFacts(int(block_size), (), kernel_block_sizes=sizes))
+    sizes = tuple(_whole(size, "kernel_block_sizes") for size in kernel_block_sizes)
+    _BY_NAME["kernel_block_size"].run(StageFacts(_whole(block_size, "block_size"), (), kernel_block_sizes=sizes))
 
 
 def stage_prefix_cache_config(  # noqa: PLR0913 - the call shape is the contract with the engine
@@ -339,7 +376,7 @@ def stage_prefix_cache_config(  # noqa: PLR0913 - the call shape is the contract
     Raises:
         OmniPrefixCacheConfigError: the stage has prefix caching on and would hand over wrong rows.
     """
-    if is_pooling_model or not getattr(cache_config, "enable_prefix_caching", False):
+    if is_pooling_model or not read_setting(cache_config, "enable_prefix_caching", False):
         return None
     facts = _read_facts(
         kv_cache_config=kv_cache_config,
@@ -355,7 +392,7 @@ def stage_prefix_cache_config(  # noqa: PLR0913 - the call shape is the contract
     if facts.block_size is None:
         raise OmniPrefixCacheConfigError("the engine's KV cache has no block size; set cache_config.block_size")
     return PrefixCacheConfig.from_vllm_config(
-        num_blocks=kv_cache_config.num_blocks,
+        num_blocks=read_setting(kv_cache_config, "num_blocks"),
         block_size=facts.block_size,
         scheduler_config=scheduler_config,
         model_config=model_config,

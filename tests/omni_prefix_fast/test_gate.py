@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +103,13 @@ def test_engine_objects_without_optional_attributes_are_fine() -> None:
     )
 
 
+class Policy(Enum):
+    """A policy as an enumeration tells it."""
+
+    FIRST = "fcfs"
+    PRIORITY = "priority"
+
+
 OFF = SimpleNamespace(enable_prefix_caching=False, block_size=16, prefix_match_unit=None)
 BAD_GROUPS = kv_cache(FullAttentionSpec(16), SlidingWindowSpec(16, sliding_window=8))
 
@@ -124,6 +132,14 @@ def test_no_cache_and_no_refusal_where_there_is_nothing_to_cache(changes: dict[s
 
 ACCEPTED: dict[str, dict[str, Any]] = {
     "producer only": {"kv_transfer_config": SimpleNamespace(kv_role="kv_producer")},
+    "producer in a dictionary": {"kv_transfer_config": {"kv_role": "kv_producer"}},
+    "producer in capitals": {"kv_transfer_config": SimpleNamespace(kv_role="KV_PRODUCER")},
+    "policy as an enumeration": {"scheduler_config": SimpleNamespace(policy=Policy.FIRST)},
+    "everything in dictionaries": {
+        "cache_config": {"enable_prefix_caching": True, "block_size": 16, "prefix_match_unit": 16},
+        "scheduler_config": {"policy": "fcfs", "max_num_batched_tokens": 8},
+        "parallel_config": {"decode_context_parallel_size": 1},
+    },
     "a transfer without a role": {"kv_transfer_config": SimpleNamespace(kv_role=None)},
     "MLA keeps every token": {"kv_cache_config": kv_cache(MLAAttentionSpec(16))},
     "window attributes unset": {
@@ -165,11 +181,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"kv_transfer_config": SimpleNamespace(kv_role="kv_both")},
         ("'kv_both'", "kv_transfer_config.kv_role"),
     ),
+    "both in a dictionary": ("kv_transfer", {"kv_transfer_config": {"kv_role": "kv_both"}}, ("'kv_both'",)),
+    "both in capitals": ("kv_transfer", {"kv_transfer_config": SimpleNamespace(kv_role=" KV_BOTH ")}, ("'kv_both'",)),
+    "unknown role": ("kv_transfer", {"kv_transfer_config": SimpleNamespace(kv_role="kv_other")}, ("'kv_other'",)),
     "speculation": ("speculative_decoding", {"speculative_config": object()}, ("speculative_config",)),
     "priority": (
         "scheduling_policy",
         {"scheduler_config": SimpleNamespace(policy="priority", max_num_batched_tokens=8)},
         ("scheduling_policy", "'fcfs'"),
+    ),
+    "priority as an enumeration": (
+        "scheduling_policy",
+        {"scheduler_config": SimpleNamespace(policy=Policy.PRIORITY)},
+        ("'priority'",),
+    ),
+    "priority in capitals": ("scheduling_policy", {"scheduler_config": {"policy": "PRIORITY"}}, ("'priority'",)),
+    "unknown policy": ("scheduling_policy", {"scheduler_config": {"policy": "lottery"}}, ("'lottery'",)),
+    "decode context parallel in a dictionary": (
+        "decode_context_parallel",
+        {"parallel_config": {"decode_context_parallel_size": 2}},
+        ("decode_context_parallel_size is 2",),
     ),
     "e10 decode context parallel": (
         "decode_context_parallel",
@@ -217,6 +248,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
             )
         },
         ("SlidingWindowSpec",),
+    ),
+    "group of no layers": (
+        "full_attention",
+        {"kv_cache_config": kv_cache(UniformTypeKVCacheSpecs(16, kv_cache_specs={}))},
+        ("names no layer",),
+    ),
+    "group without a spec": ("full_attention", {"kv_cache_config": kv_cache(None)}, ("NoneType",)),
+    "layers of other blocks": (
+        "layer_block_size",
+        {
+            "kv_cache_config": kv_cache(
+                UniformTypeKVCacheSpecs(16, kv_cache_specs={"a": FullAttentionSpec(16), "b": FullAttentionSpec(32)})
+            )
+        },
+        ("have 32 tokens", "group have 16"),
     ),
     "e06 e43 match unit": ("prefix_match_unit", {"cache_config": UNIT_8}, ("every 8 tokens", "prefix_match_unit")),
     "hash block": (
@@ -277,3 +323,21 @@ def test_an_engine_without_a_block_size_is_refused() -> None:
                 cache_config=SimpleNamespace(enable_prefix_caching=True),
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"cache_config": {"enable_prefix_caching": True, "prefix_match_unit": "auto"}}, "prefix_match_unit"),
+        ({"cache_config": {"enable_prefix_caching": True, "prefix_match_unit": 16.0}}, "prefix_match_unit"),
+        ({"kv_cache_config": kv_cache(FullAttentionSpec(16), hash_block_size="16")}, "hash_block_size"),
+        ({"kv_cache_config": kv_cache(FullAttentionSpec("16"))}, "block_size"),  # type: ignore[arg-type]
+        ({"parallel_config": SimpleNamespace(decode_context_parallel_size="2")}, "decode_context_parallel_size"),
+        ({"kernel_block_sizes": [None]}, "kernel_block_sizes"),
+        ({"kv_cache_config": kv_cache(FullAttentionSpec(16), num_blocks=None)}, "num_blocks"),  # type: ignore[arg-type]
+    ],
+)
+def test_setting_that_is_no_whole_number_is_named(changes: dict[str, Any], name: str) -> None:
+    """A size that is a word, a fraction or missing refuses the stage by its name, whatever reads it."""
+    with pytest.raises(OmniPrefixCacheConfigError, match=rf"\b{name}\b"):
+        stage_prefix_cache_config(**stage(**changes))
