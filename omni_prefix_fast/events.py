@@ -16,6 +16,8 @@ from typing import Any
 from omni_prefix_fast.errors import OmniPrefixCacheContractError
 from omni_prefix_fast.types import ReqId
 
+_LARGEST = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -58,7 +60,7 @@ def read_scheduler_output(scheduler_output: Any) -> StepEvents:
     """Read a scheduler output. Raises `OmniPrefixCacheContractError` where it makes no sense."""
     try:
         return _read(scheduler_output)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise OmniPrefixCacheContractError(
             f"the scheduler output (a {type(scheduler_output).__name__}) cannot be read: {error}; its fields have to "
             "be those of vLLM's SchedulerOutput, each optional"
@@ -71,9 +73,9 @@ def _read(scheduler_output: Any) -> StepEvents:
         if negative := [r for r, n in scheduled.items() if n < 0]:
             raise OmniPrefixCacheContractError(f"num_scheduled_tokens is negative for requests {negative}")
         scheduled = {r: n for r, n in scheduled.items() if n}
-    total = operator.index(sum(scheduled.values()))
+    total = _whole(sum(scheduled.values()), "sum of num_scheduled_tokens")
     told = getattr(scheduler_output, "total_num_scheduled_tokens", None)
-    if told is not None and int(told) != total:
+    if told is not None and _whole(told, "total_num_scheduled_tokens") != total:
         raise OmniPrefixCacheContractError(
             f"total_num_scheduled_tokens is {told}, but num_scheduled_tokens adds up to {total}"
         )
@@ -84,7 +86,7 @@ def _read(scheduler_output: Any) -> StepEvents:
         _read_new(new, admitted, computed, problems)
     _read_cached(getattr(scheduler_output, "scheduled_cached_reqs", None), admitted, computed, problems)
     return StepEvents(
-        finished=tuple(getattr(scheduler_output, "finished_req_ids", None) or ()),
+        finished=_finished_ids(getattr(scheduler_output, "finished_req_ids", None)),
         admitted=tuple(admitted),
         num_scheduled=scheduled,
         computed=computed,
@@ -95,12 +97,17 @@ def _read(scheduler_output: Any) -> StepEvents:
 
 def _read_new(new: Any, admitted: list[Admitted], computed: dict[ReqId, int], problems: list[str]) -> None:
     req_id: ReqId = new.req_id
-    done = int(getattr(new, "num_computed_tokens", 0) or 0)
+    told = getattr(new, "num_computed_tokens", None)
+    try:
+        done = 0 if told is None else _whole(told, "num_computed_tokens")
+        table = _first_group(getattr(new, "block_ids", None))
+    except TypeError as error:
+        problems.append(f"new request {req_id!r}: {error}")
+        return
     if done < 0:
         problems.append(f"new request {req_id!r} has num_computed_tokens={done}")
         return
     computed[req_id] = done
-    table = _first_group(getattr(new, "block_ids", None))
     if table is None and done:
         problems.append(f"new request {req_id!r} has {done} computed tokens but no block_ids")
         return
@@ -114,6 +121,9 @@ def _read_cached(cached: Any, admitted: list[Admitted], computed: dict[ReqId, in
         return
     counts = getattr(cached, "num_computed_tokens", None)
     if counts is not None:
+        total = sum(counts)  # one look at all of them: a fraction anywhere makes the sum one
+        if type(total) is not int or total > _LARGEST:
+            counts = [_whole(n, "num_computed_tokens") for n in counts]
         computed.update(zip(req_ids, counts, strict=True))
     resumed = _resumed_ids(cached, req_ids)
     if not resumed:
@@ -122,12 +132,16 @@ def _read_cached(cached: Any, admitted: list[Admitted], computed: dict[ReqId, in
     for i, req_id in enumerate(req_ids):
         if req_id not in resumed:
             continue
-        table = _first_group(tables[i]) if tables is not None else None
+        try:
+            table = _first_group(tables[i]) if tables is not None else None
+        except TypeError as error:
+            problems.append(f"resumed request {req_id!r}: {error}")
+            continue
         if table is None or counts is None:
             missing = "block ids" if table is None else "num_computed_tokens"
             problems.append(f"resumed request {req_id!r} came back without {missing}")
             continue
-        admitted.append(Resumed(req_id, int(counts[i]), table))
+        admitted.append(Resumed(req_id, computed[req_id], table))
 
 
 def _resumed_ids(cached: Any, req_ids: Sequence[ReqId]) -> frozenset[ReqId]:
@@ -138,11 +152,45 @@ def _resumed_ids(cached: Any, req_ids: Sequence[ReqId]) -> frozenset[ReqId]:
     return frozenset(r for r, flag in zip(req_ids, flags, strict=False) if flag)
 
 
+def _whole(value: Any, name: str) -> int:
+    """A count, of any type of whole number. Raises `TypeError`, naming it, for anything else."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, not a whole number") from None
+    if abs(count) > _LARGEST:
+        raise TypeError(f"{name} is {count}, which is no count of tokens")
+    return count
+
+
+def _finished_ids(told: Any) -> tuple[ReqId, ...]:
+    if isinstance(told, str):
+        raise TypeError(f"finished_req_ids is {told!r}, not a collection of ids")
+    finished: tuple[ReqId, ...] = () if told is None else tuple(told)
+    frozenset(finished)  # raises where one cannot be an id
+    return finished
+
+
 def _first_group(block_ids: Any) -> Sequence[int] | None:
-    """Block table of the only KV group. vLLM gives one list a group; a flat list is taken as that list."""
+    """Block table of the only KV group. vLLM gives one list a group; a flat list is taken as that list.
+
+    Arrays and host tensors serve as lists. Raises `TypeError` for anything else; what the entries are is checked where
+    they are used, see `RequestTable.owed`.
+    """
     if block_ids is None:
         return None
-    if len(block_ids) == 0:
+    groups = _as_list(block_ids)
+    if len(groups) == 0:
         return ()
-    table: Sequence[int] = block_ids[0] if hasattr(block_ids[0], "__len__") else block_ids
-    return table
+    first = groups[0]
+    is_group = hasattr(first, "__len__") and not isinstance(first, str) and getattr(first, "ndim", 1) > 0
+    return _as_list(first) if is_group else groups
+
+
+def _as_list(table: Any) -> Sequence[Any]:
+    if hasattr(table, "ndim") and hasattr(table, "tolist"):
+        table = table.tolist()
+    if isinstance(table, (str, bytes, Mapping)) or not hasattr(table, "__getitem__"):
+        raise TypeError(f"block_ids hold a {type(table).__name__}; they have to be a list of blocks for each KV group")
+    listed: Sequence[Any] = table
+    return listed

@@ -79,7 +79,8 @@ def make_layout(
         num_slots: slots in all.
 
     Raises:
-        OmniPrefixCacheContractError: the batch lacks a scheduled request, or its slots do not fit the schedule.
+        OmniPrefixCacheContractError: the batch lacks a scheduled request, or its slots are no whole numbers or do not
+            fit the schedule.
     """
     req_ids = tuple(filter(num_scheduled.__contains__, view.batch_req_ids()))
     index = dict(zip(req_ids, range(len(req_ids)), strict=True))
@@ -89,8 +90,7 @@ def make_layout(
         raise OmniPrefixCacheContractError(f"step {step_id}: {what}")
     counts, starts = _picked(num_scheduled, req_ids), _picked(computed, req_ids)
     offsets = (0, *accumulate(counts))
-    slots = torch.as_tensor(view.step_slots_cpu(list(req_ids), num_scheduled)).detach().cpu().numpy()
-    slots = slots.astype(np.int64, copy=True).reshape(-1)
+    slots = _as_slots(view.step_slots_cpu(list(req_ids), num_scheduled), step_id)
     total = offsets[-1]
     if slots.shape[0] != total:
         raise OmniPrefixCacheContractError(
@@ -109,6 +109,22 @@ def make_layout(
             )
     ends = tuple(map(operator.add, starts, counts))
     return StepLayout(step_id, req_ids, index, counts, offsets, starts, ends, slots)
+
+
+def _as_slots(told: Any, step_id: StepId) -> IntArray:
+    """A copy of the slots that the view told, never rounded."""
+    try:
+        slots = torch.as_tensor(told).detach().cpu().numpy()
+    except (NotImplementedError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise OmniPrefixCacheContractError(
+            f"step {step_id}: step_slots_cpu returned a {type(told).__name__} that is no tensor of slots: {error}"
+        ) from error
+    if slots.size and slots.dtype.kind not in "iu":
+        raise OmniPrefixCacheContractError(
+            f"step {step_id}: step_slots_cpu returned slots of {slots.dtype}; they have to be whole numbers (int64)"
+        )
+    copied: IntArray = slots.astype(np.int64, copy=True).reshape(-1)
+    return copied
 
 
 def _picked(values: Mapping[ReqId, int], req_ids: Sequence[ReqId]) -> tuple[int, ...]:

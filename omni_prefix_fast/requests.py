@@ -6,7 +6,7 @@ Engine thread, except where the caller holds the state lock. Nothing of a reques
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class RequestTable:
             return None
         size = self._block_size
         who = f"request {admitted.req_id!r}"
-        blocks = np.asarray(admitted.block_ids, dtype=np.int64)
+        blocks = _as_blocks(admitted.block_ids, who)
         needed = -(-admitted.computed // size)
         if blocks.shape[0] < needed:
             raise ValueError(
@@ -72,7 +72,7 @@ class RequestTable:
                 "PrefixCacheConfig.num_blocks differs from the engine's"
             )
         positions = np.arange(*span)
-        return HitSpan(span, np.asarray(blocks[positions // size] * size + positions % size))
+        return HitSpan(span, np.asarray(blocks[positions // size].astype(np.int64) * size + positions % size))
 
     def start(self, admitted: Admitted, scheduled: int) -> None:
         """Take the request in; a live one comes back."""
@@ -112,3 +112,16 @@ class RequestTable:
         """Forget all."""
         self._emitted.clear()
         self._write_n.clear()
+
+
+def _as_blocks(block_ids: Any, who: str) -> np.ndarray[Any, Any]:
+    """A block table as an array of whole numbers, never rounded. Raises `ValueError`, naming whose it is."""
+    try:
+        blocks = np.asarray(block_ids)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{who} has block_ids that are no list of whole numbers: {error}") from error
+    if blocks.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if blocks.ndim != 1 or blocks.dtype.kind not in "iu":
+        raise ValueError(f"{who} has block_ids that are no list of whole numbers in reach: {str(block_ids)[:80]}")
+    return blocks

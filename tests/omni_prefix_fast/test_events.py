@@ -4,7 +4,9 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from omni_prefix_fast import OmniPrefixCacheContractError
 from omni_prefix_fast.events import Resumed, Started, StepEvents, read_scheduler_output
@@ -29,7 +31,7 @@ def cached(**fields: Any) -> SimpleNamespace:
         "num_computed_tokens": [9, 4],
     }
     entry.update(fields)
-    kept = {name: value for name, value in entry.items() if value != "left out"}
+    kept = {name: value for name, value in entry.items() if not (isinstance(value, str) and value == "left out")}
     return SimpleNamespace(scheduled_cached_reqs=SimpleNamespace(**kept))
 
 
@@ -70,6 +72,14 @@ def test_running_requests_are_not_admitted() -> None:
     assert events.computed == {"A": 9, "B": 4}
 
 
+def test_positions_of_any_whole_type_are_read() -> None:
+    """Positions may come as an array or a tensor; they are integers all the same."""
+    for counts in (np.array([9, 4]), torch.tensor([9, 4]), [np.int32(9), 4]):
+        events = read_scheduler_output(cached(num_computed_tokens=counts))
+        assert events.computed == {"A": 9, "B": 4}
+        assert {type(n) for n in events.computed.values()} == {int}
+
+
 def test_requests_without_tokens_are_not_scheduled() -> None:
     """Only requests with at least one token are in the step."""
     assert read_scheduler_output(SimpleNamespace(num_scheduled_tokens={"A": 0, "B": 2})).num_scheduled == {"B": 2}
@@ -83,10 +93,12 @@ def test_older_flags_of_resumption_are_understood() -> None:
 
 def test_flat_block_table_is_taken_as_the_only_group() -> None:
     """Block ids come as one list a KV group, or as that list itself; none at all is an empty table."""
-    tables = [([0, 1],), [[0, 1]], [0, 1], (0, 1)]
+    tables: list[Any] = [([0, 1],), [[0, 1]], [0, 1], (0, 1)]
+    for array in (np.array([0, 1]), np.array([0, 1], dtype=np.uint32), torch.tensor([0, 1])):
+        tables += [array, (array,), array[None], list(array)]
     admitted = [read_scheduler_output(SimpleNamespace(scheduled_new_reqs=[new(blocks=b)])).admitted[0] for b in tables]
-    assert [list(a.block_ids) for a in admitted] == [[0, 1]] * 4
-    no_blocks: list[Any] = [None, (), []]
+    assert [list(a.block_ids) for a in admitted] == [[0, 1]] * len(tables)
+    no_blocks: list[Any] = [None, (), [], ([],), np.empty(0, dtype=np.int64)]
     for blocks in no_blocks:
         (fresh,) = read_scheduler_output(SimpleNamespace(scheduled_new_reqs=[new(computed=0, blocks=blocks)])).admitted
         assert list(fresh.block_ids) == []
@@ -103,11 +115,19 @@ def test_prompt_may_be_unknown() -> None:
     [
         (SimpleNamespace(scheduled_new_reqs=[new(computed=-1)]), "'A'.*num_computed_tokens=-1"),
         (SimpleNamespace(scheduled_new_reqs=[new(blocks=None)]), "'A'.*4 computed tokens but no block_ids"),
+        *(
+            (SimpleNamespace(scheduled_new_reqs=[new(computed=n)]), "'A'.*num_computed_tokens is")
+            for n in (4.5, float("nan"), float("inf"), "4", "many", 2**70, [4])
+        ),
+        *(
+            (SimpleNamespace(scheduled_new_reqs=[new(blocks=b)]), "'A'.*block_ids hold a")
+            for b in ("01", {0, 1}, {0: 1}, 5, ({0: 1},), np.array(1))
+        ),
+        (cached(new_block_ids=[None, "45"]), "'B'.*block_ids hold a str"),
         (cached(new_block_ids=[None, None]), "'B' came back without block ids"),
         (cached(new_block_ids="left out"), "'B' came back without block ids"),
         (cached(num_computed_tokens="left out"), "'B' came back without num_computed_tokens"),
     ],
-    ids=["negative", "no blocks", "resumed without blocks", "no tables", "no counts"],
 )
 def test_unusable_entry_is_a_problem_of_its_own(output: SimpleNamespace, words: str) -> None:
     """A request that cannot be placed is reported by name and harms no other."""
@@ -129,8 +149,14 @@ def test_unusable_entry_is_a_problem_of_its_own(output: SimpleNamespace, words: 
         (SimpleNamespace(num_scheduled_tokens=[3]), "SimpleNamespace.*cannot be read.*SchedulerOutput"),
         (SimpleNamespace(num_scheduled_tokens={"A": None}), "cannot be read"),
         (SimpleNamespace(scheduled_new_reqs=[SimpleNamespace()]), "cannot be read.*req_id"),
-        (SimpleNamespace(scheduled_new_reqs=[new(computed="many")]), "cannot be read.*many"),
         (SimpleNamespace(scheduled_new_reqs=5), "cannot be read"),
+        (SimpleNamespace(scheduled_new_reqs=[new(["x"])]), "cannot be read"),  # type: ignore[arg-type]
+        (SimpleNamespace(finished_req_ids="abc"), "cannot be read.*finished_req_ids"),
+        (SimpleNamespace(finished_req_ids=[["a"]]), "cannot be read"),
+        (SimpleNamespace(finished_req_ids=5), "cannot be read"),
+        *((SimpleNamespace(num_scheduled_tokens={"A": n}), "cannot be read") for n in (2.0, float("nan"), "2", 2**70)),
+        *((SimpleNamespace(total_num_scheduled_tokens=n), "cannot be read") for n in (0.0, float("inf"), "x")),
+        *((cached(num_computed_tokens=[9, n]), "cannot be read") for n in (4.5, float("inf"), "4", None, 2**70)),
         (cached(num_computed_tokens=[9]), "cannot be read"),
         (cached(new_block_ids=[None]), "cannot be read"),
     ],

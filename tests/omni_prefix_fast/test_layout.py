@@ -94,6 +94,25 @@ def test_batch_that_does_not_fit_the_schedule(
         lay_out(order, counts, dict.fromkeys(counts, 0), torch.tensor(slots))
 
 
+@pytest.mark.parametrize(
+    "slots",
+    [
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([0.5, 1.5]),
+        torch.tensor([False, True]),
+        torch.empty(2, dtype=torch.int64, device="meta"),
+        np.array([0.0, 1.0]),
+        ["a", "b"],
+        None,
+    ],
+    ids=str,
+)
+def test_slots_that_are_no_whole_numbers(slots: Any) -> None:
+    """Slots are never rounded: anything but whole numbers is refused, naming the call that told them."""
+    with pytest.raises(OmniPrefixCacheContractError, match="step 3: step_slots_cpu returned"):
+        lay_out(["A"], {"A": 2}, {"A": 0}, slots)
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[tuple[int, int, int]], int]:
     """A block table, (row, start, count) of some requests, and a block size."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +59,38 @@ def test_table_that_does_not_cover_the_hit(blocks: list[int], words: str) -> Non
     with pytest.raises(ValueError, match=words):
         requests.owed(Started("A", 5, blocks, None))
     assert requests.owed(Started("A", 5, [0, 1, 99], None)) is not None
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [[2**70, 1], [None, 1], ["a", "b"], "01", [0.5, 1.5], [0, 1.0], [[0], [1]], [[0], [1, 2]], [float("nan"), 0]],
+    ids=str,
+)
+def test_blocks_that_are_no_whole_numbers(blocks: Any) -> None:
+    """Nothing is rounded, cut or wrapped round: the request is named."""
+    requests, _ = make()
+    with pytest.raises(ValueError, match=r"'A' has block_ids that are no list of whole numbers"):
+        requests.owed(Started("A", 5, blocks, None))
+
+
+@pytest.mark.parametrize("block", [2**40, 2**63, 2**64 - 1])
+def test_huge_block_is_out_of_range(block: int) -> None:
+    """A block id that fits no signed integer does not come round to a small one."""
+    requests, _ = make()
+    blocks: Any = np.array([0, block], dtype=np.uint64)
+    with pytest.raises(ValueError, match="outside"):
+        requests.owed(Started("A", 5, blocks, None))
+
+
+@pytest.mark.parametrize(
+    "blocks", [np.array([2, 1], dtype=np.uint8), np.array([2, 1], dtype=np.int32), torch.tensor([2, 1])]
+)
+def test_any_type_of_whole_numbers_serves(blocks: Any) -> None:
+    """Small integer types do not overflow where slots are worked out."""
+    table, _ = make(block_size=200)
+    owed = table.owed(Started("A", 202, blocks, None))
+    assert owed is not None
+    assert owed.slots.tolist() == [*range(400, 600), 200, 201]
 
 
 def test_life_of_a_request() -> None:
