@@ -280,13 +280,14 @@ class KeySorter:
             }
         if not isinstance(value, torch.Tensor):
             return Whole(to_host(value, path[0], len(path)))
-        _check_dense(value, path[0])
+        if len(path) > 1:  # else it was looked at before
+            _check_dense(value, path[0])
         if value.dim() and value.numel() and not whole and count.unpadded:
             if not count.fits(value.shape[0]):
                 self._remember_whole(path)
             elif path not in self._per_request:
-                return Sliced(to_host(value[: count.unpadded], path[0]))
-        return Whole(to_host(value, path[0]))
+                return Sliced(_host_copy(value[: count.unpadded]))
+        return Whole(_host_copy(value))
 
     def _remember_whole(self, path: Path) -> None:
         if path not in self._per_request and len(self._per_request) < MAX_REMEMBERED:
@@ -312,7 +313,7 @@ def to_host(value: Any, key: Key, depth: int = 0) -> Any:
     """
     if isinstance(value, torch.Tensor):
         _check_dense(value, key)
-        return value.detach().to("cpu", copy=True)
+        return _host_copy(value)
     if value is None or isinstance(value, (str, bytes, int, float, bool, complex)):
         return value
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -338,6 +339,10 @@ def _copy_container(value: Any, key: Key, depth: int) -> Any:
             f"mm key {key!r} holds a {type(value).__name__} that cannot be copied ({error}); a value that outlives its "
             "step has to be a tensor, an array, a plain container or a deep-copyable object"
         ) from error
+
+
+def _host_copy(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to("cpu", copy=True)
 
 
 def _check_depth(depth: int, key: Key) -> None:
