@@ -3,11 +3,14 @@
 Guarantees:
 
 - Sinks see steps and finishes in the engine's order; each step is materialized exactly once and its rows reach every
-  sink. A message that a sink refused stays at the head of the queue, with the very same rows, and is offered again.
+  sink. A message that a sink refused stays at the head of the queue, with the very same rows. Each refusal is raised
+  once, by `pump`, `drain` or `close`, and the message is offered again after that: by the next `pump` or `drain`, or,
+  by the builder thread, at once. `close` offers for the last time.
 - At most `lag` steps wait once `pump` has returned (inline), so that a cache of more than `lag` staging pages never
   waits for one. `drain` leaves nothing waiting.
-- A step that the cache cannot hand over, and whatever goes wrong on the builder thread, is raised on the engine's
-  thread by its next call here, and again by each call after it. No wait is without a deadline.
+- A step that the cache cannot hand over, and whatever else ends the builder thread, is raised on the engine's thread
+  by its next call here, and again by each call after it. No wait is without a deadline.
+- Every sink is closed, whatever the last handover or another sink's `close` raises.
 
 The state (`_Queue`) is separate from the thread that drives it. Nothing here imports vLLM.
 """
@@ -120,6 +123,7 @@ class Handover:
         self._wake = threading.Condition()
         self._closing = False
         self._failure: BaseException | None = None
+        self._refusal: SinkError | None = None  # on the builder thread, which waits until it was raised
         self._steps = 0
         self._largest_lateness = 0
         self._thread: threading.Thread | None = None
@@ -159,6 +163,7 @@ class Handover:
             OmniPrefixCacheUnmatchError: the cache could not hand over a step.
         """
         self._raise_failure()
+        self._raise_refusal()
         if self._thread is None:
             while (item := self._queue.head()) is not None:
                 self._hand_over(item)
@@ -175,37 +180,66 @@ class Handover:
         """Wait until nothing that is due is left in the queue.
 
         Returns:
-            Whether that is so; False if the builder thread failed or `timeout_s` ran out.
+            Whether that is so; False if the builder thread failed, a sink refused or `timeout_s` ran out.
         """
         if self._thread is None:
             return self._queue.head() is None
         with self._wake:
-            self._wake.wait_for(lambda: self._failure is not None or self._queue.head() is None, timeout_s)
+            self._wake.wait_for(lambda: bool(self._failure or self._refusal) or self._queue.head() is None, timeout_s)
             return self._failure is None and self._queue.head() is None
 
     def close(self) -> None:
         """Hand over what is queued and close the sinks. May be called twice.
 
         Raises:
-            SinkError: the builder thread did not finish within `timeout_s`, or what it failed with before.
+            SinkError: a sink refused a message or did not close, or the builder thread did not finish within
+                `timeout_s`.
+            OmniPrefixCacheUnmatchError: the cache could not hand over a step.
         """
-        if self._closing:
-            return
+        with self._wake:
+            if self._closing:
+                return
+            self._closing = True
+            refusal, self._refusal = self._refusal, None
+            self._queue.make_all_due()
+            self._wake.notify_all()
+        stuck = False
         try:
-            self.drain()
+            if self._thread is None:
+                self.pump()
+            else:
+                stuck = self._join()
         finally:
-            with self._wake:
-                self._closing = True
-                self._wake.notify_all()
-            stuck = self._join()
-            for sink in self._sinks:
-                sink.close()
+            unclosed = self._close_sinks()
         if stuck:
             raise SinkError(
                 f"the builder thread did not hand over {len(self._queue)} queued messages within {self._timeout_s} s "
                 "(omni_prefix.handover_timeout_s)"
             )
         self._raise_failure()
+        self._raise_refusal()
+        if refusal is not None:
+            raise refusal
+        if unclosed is not None:
+            raise unclosed
+
+    def _close_sinks(self) -> SinkError | None:
+        """Close every sink. Returns what the first one that failed raised; an interrupt is raised after the last."""
+        failed: SinkError | None = None
+        interrupt: BaseException | None = None
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - returned, once every sink is closed
+                _log.exception("%s did not close", type(sink).__name__)
+                if failed is None:
+                    failed = SinkError(f"{type(sink).__name__} did not close ({type(error).__name__}: {error})")
+                    failed.__cause__ = error
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        return failed
 
     def _join(self) -> bool:
         """Wait for the builder thread. Returns whether it is stuck."""
@@ -217,6 +251,14 @@ class Handover:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _raise_refusal(self) -> None:
+        """Raise what a sink refused on the builder thread, and let the thread offer it again."""
+        with self._wake:
+            refusal, self._refusal = self._refusal, None
+            self._wake.notify_all()
+        if refusal is not None:
+            raise refusal
 
     def _hand_over(self, item: _Item) -> None:
         """Materialize an item if that was not done before, and give it to the sinks that have not got it yet."""
@@ -236,10 +278,10 @@ class Handover:
             try:
                 sink.receive(item.message)
             except Exception as error:
+                again = "the engine shuts down" if self._closing else "it is kept and offered again"
                 what = "the end of requests" if item.step_id is None else f"step {item.step_id}"
                 raise SinkError(
-                    f"{type(sink).__name__} did not take {what} ({type(error).__name__}: {error}); "
-                    "it is kept and offered again at the next handover"
+                    f"{type(sink).__name__} did not take {what} ({type(error).__name__}: {error}); {again}"
                 ) from error
             item.sinks_done += 1
 
@@ -256,6 +298,12 @@ class Handover:
         while (item := self._next_due()) is not None:
             try:
                 self._hand_over(item)
+            except SinkError as error:
+                _log.error("refused on the builder thread: %s", error)
+                with self._wake:
+                    self._refusal = error
+                    self._wake.notify_all()
+                continue
             except BaseException as error:  # noqa: BLE001 - whatever it is, the engine's thread has to see it
                 _log.error("handover failed on the builder thread: %s", error)
                 with self._wake:
@@ -267,9 +315,9 @@ class Handover:
                 self._wake.notify_all()
 
     def _next_due(self) -> _Item | None:
-        """Wait for the next item that is due; None when closing and nothing is left."""
+        """Wait for the next item that is due; None when closing and nothing is left, or nothing that a sink takes."""
         with self._wake:
-            while (item := self._queue.head()) is None:
+            while self._refusal is not None or (item := self._queue.head()) is None:
                 if self._closing:
                     return None
                 self._wake.wait(self._timeout_s)

@@ -42,11 +42,14 @@ Message: TypeAlias = Delivery | Finished
 
 
 class SinkError(RuntimeError):
-    """A sink did not take a message. The message is kept and offered again at the next handover."""
+    """A sink did not take a message, or did not close.
+
+    A message is kept and offered again, unless the engine shuts down.
+    """
 
 
 class Sink(Protocol):
-    """A receiver of rows. An exception from `receive` stops the handover and is raised on the engine's thread."""
+    """A receiver of rows. An exception from `receive` halts the handover and is raised on the engine's thread."""
 
     def receive(self, message: Message) -> None:
         """Take one message. Called again with the same message if it raised."""

@@ -196,23 +196,76 @@ def test_the_builder_thread_keeps_its_lag_and_loses_nothing_at_the_end() -> None
     assert handover.statistics().largest_lateness >= 1
 
 
-@pytest.mark.parametrize("what", ("cache", "sink"))
-def test_a_failure_on_the_builder_thread_reaches_the_engine(what: str) -> None:
+def test_a_failure_on_the_builder_thread_reaches_the_engine() -> None:
     """Its next call raises it, and so does every later one; nobody waits for a thread that is gone."""
     cache, log = StepCache(), Log()
-    expected: type[Exception] = SinkError
-    if what == "cache":
-        cache.fail_on = 0
-        expected = OmniPrefixCacheRowError
-    else:
-        log.refuse = 1
+    cache.fail_on = 0
     handover = Handover(cache, [log], threaded=True, timeout_s=LIMIT)
     handover.add_step(0, ["a"])
     assert handover.wait_idle(LIMIT) is False
     for call in (handover.pump, lambda: handover.add_step(1, ["a"]), handover.close):
-        with pytest.raises(expected):
+        with pytest.raises(OmniPrefixCacheRowError):
             call()
     assert log.closed == 1
+
+
+def test_a_message_refused_on_the_builder_thread_is_offered_again_once_the_engine_knows() -> None:
+    """Each refusal is raised once, by the next pump; then the thread offers the same rows again, and goes on."""
+    cache, first, second = StepCache(), Log(), Log()
+    second.refuse = 2
+    handover = Handover(cache, [first, second], threaded=True, timeout_s=LIMIT)
+    handover.add_step(0, ["a"])
+    for _ in range(2):
+        assert handover.wait_idle(LIMIT) is False
+        handover.add_finished(["a"])
+        with pytest.raises(SinkError, match=r"Log did not take step 0 .*offered again"):
+            handover.pump()
+    assert handover.wait_idle(LIMIT)
+    handover.add_step(1, ["b"])
+    handover.close()
+    assert first.seen == second.seen == ["step 0", "end a", "end a", "step 1"]
+    assert cache.materialized == [0, 1]
+
+
+def test_a_refusal_that_the_engine_has_not_seen_is_raised_by_close_after_one_more_offer() -> None:
+    """Shutdown is the last handover: the message gets through, and that it was refused is told all the same."""
+    log = Log()
+    log.refuse = 1
+    handover = Handover(StepCache(), [log], threaded=True, timeout_s=LIMIT)
+    handover.add_step(0, ["a"])
+    assert handover.wait_idle(LIMIT) is False
+    with pytest.raises(SinkError, match="did not take step 0"):
+        handover.close()
+    assert (log.seen, log.closed, handover.statistics().waiting) == (["step 0"], 1, 0)
+
+
+@pytest.mark.parametrize("threaded", (False, True))
+def test_a_message_refused_for_the_last_time_is_not_promised_again(threaded: bool) -> None:
+    """The error at shutdown does not say that the message is offered again, and the wait for it ends at once."""
+    log = Log()
+    handover = Handover(StepCache(), [log], lag=1, threaded=threaded, timeout_s=LIMIT)
+    handover.add_step(0, ["a"])
+    log.refuse = 9
+    with pytest.raises(SinkError, match=r"did not take step 0 .*; the engine shuts down$"):
+        handover.close()
+    assert (log.refuse, log.closed) == (8, 1)
+
+
+@pytest.mark.parametrize("error", (OSError("no"), KeyboardInterrupt()), ids=lambda error: type(error).__name__)
+def test_every_sink_is_closed_whatever_another_raises(error: BaseException) -> None:
+    """An error of one sink's close is raised after the others were closed, an interrupt as itself."""
+
+    class Stubborn(Log):
+        def close(self) -> None:
+            raise error
+
+    last = Log()
+    handover = Handover(StepCache(), [Stubborn(), last])
+    handover.add_step(0, ["a"])
+    expected = SinkError if isinstance(error, Exception) else type(error)
+    with pytest.raises(expected):
+        handover.close()
+    assert (last.seen, last.closed) == (["step 0"], 1)
 
 
 def test_a_builder_that_is_stuck_is_reported_within_the_deadline() -> None:
