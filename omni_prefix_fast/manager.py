@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from threading import TIMEOUT_MAX
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -333,10 +334,13 @@ class OmniPrefixCacheManager:
             timeout_s: limit of the wait; None: `staging_claim_timeout_s`.
 
         Raises:
+            OmniPrefixCacheContractError: `timeout_s` is no number of seconds.
             OmniPrefixCacheStagingTimeoutError: the limit passed. What was started goes on.
             OmniPrefixCacheWriteError: a write failed.
         """
         self._check_usable()
+        if timeout_s is not None and not _is_seconds(timeout_s):
+            raise OmniPrefixCacheContractError(f"drain waits for a number of seconds from 0 on, not for {timeout_s!r}")
         self._machine.drain(self._machine.deadline(timeout_s))
         self._check_usable()
 
@@ -497,18 +501,18 @@ def _salvaged(scheduler_output: Any) -> StepEvents:
     told = getattr(scheduler_output, "num_scheduled_tokens", None)
     scheduled = {r: n for r, n in told.items() if isinstance(n, int) and n > 0} if isinstance(told, Mapping) else {}
     admitted = getattr(scheduler_output, "scheduled_new_reqs", None)
-    computed = {
-        getattr(new, "req_id", None): getattr(new, "num_computed_tokens", None)
+    pairs = [
+        (getattr(new, "req_id", None), getattr(new, "num_computed_tokens", None))
         for new in (admitted if isinstance(admitted, Sequence) else ())
-    }
+    ]
     cached = getattr(scheduler_output, "scheduled_cached_reqs", None)
-    columns = (getattr(cached, name, None) or () for name in ("req_ids", "num_computed_tokens"))
-    computed.update(zip(*columns, strict=False))
+    columns = [getattr(cached, name, None) for name in ("req_ids", "num_computed_tokens")]
+    pairs.extend(zip(*(c if isinstance(c, Sequence) else () for c in columns), strict=False))
     return StepEvents(
         finished=(),
         admitted=(),
         num_scheduled=scheduled,
-        computed={r: n for r, n in computed.items() if r is not None and isinstance(n, int)},
+        computed={r: n for r, n in pairs if isinstance(r, str) and isinstance(n, int)},
         total=sum(scheduled.values()),
         problems=(),
     )
@@ -523,6 +527,10 @@ def _as_req_ids(req_ids: Iterable[ReqId]) -> tuple[ReqId, ...]:
     raise OmniPrefixCacheContractError(
         f"req_ids is {req_ids!r}; materialize takes a step id and a list of request ids: materialize(step_id, ['...'])"
     )
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= TIMEOUT_MAX
 
 
 def _as_int(value: Any, name: str) -> int:

@@ -105,6 +105,25 @@ def test_what_ran_of_an_unreadable_step_is_given_up() -> None:
         engine.take(step, "D")
 
 
+@pytest.mark.parametrize("req_id", [["unhashable"], None, 3])
+def test_an_output_of_unusable_ids_is_the_caches_own_error(req_id: object) -> None:
+    """Whatever an id is, the error is one of the project's, and the next step works."""
+    engine = Engine()
+    output = engine.schedule(new=[("X", [0], 0, 4)])
+    output.scheduled_new_reqs[0].req_id = req_id
+    output.total_num_scheduled_tokens = 7
+    with pytest.raises(OmniPrefixCacheContractError):
+        engine.cache.new_step_starts(output)
+    assert engine.hidden(engine.step(new=[("D", [1], 0, 4)]), "D") == [*range(4)]
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), "1"])
+def test_drain_takes_seconds(timeout_s: object) -> None:
+    """A wait that no lock can wait is refused."""
+    with pytest.raises(OmniPrefixCacheContractError, match="seconds"):
+        Engine().cache.drain(timeout_s)  # type: ignore[arg-type]
+
+
 class NoThreads(ThreadRuntime):
     """A machine on which no more threads can be started, by name."""
 
