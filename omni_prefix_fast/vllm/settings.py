@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError, model_validator
 
 from omni_prefix_fast.config import ModelCachePolicy, PrefixCacheConfig
 from omni_prefix_fast.errors import OmniPrefixCacheConfigError
@@ -42,7 +42,7 @@ class DirectorySinkSettings(_Strict):
     kind: Literal["directory"]
     path: Path
     """Directory, made if it is missing."""
-    fsync: bool = True
+    fsync: StrictBool = True
     """Wait until a file is on the disk before it gets its name."""
 
 
@@ -52,11 +52,11 @@ SinkSettings: TypeAlias = Annotated[CallbackSinkSettings | DirectorySinkSettings
 class CacheSettings(_Strict):
     """Fields of `PrefixCacheConfig` that the engine does not know; what is left out keeps its default."""
 
-    gpu_staging_bytes: int | None = None
-    staging_depth: int | None = None
-    staging_capacity_tokens: int | None = None
-    staging_claim_timeout_s: float | None = None
-    copy_chunk_bytes: int | None = None
+    gpu_staging_bytes: StrictInt | None = None
+    staging_depth: StrictInt | None = None
+    staging_capacity_tokens: StrictInt | None = None
+    staging_claim_timeout_s: StrictFloat | None = None
+    copy_chunk_bytes: StrictInt | None = None
 
     def overrides(self) -> dict[str, Any]:
         """The fields that were set, by name."""
@@ -66,7 +66,7 @@ class CacheSettings(_Strict):
 class PolicySettings(_Strict):
     """Fields of `ModelCachePolicy` that take precedence over what the model itself declares."""
 
-    needs_full_hidden_states: bool | None = None
+    needs_full_hidden_states: StrictBool | None = None
     deferred_keys: frozenset[str] | None = None
     token_keys: frozenset[str] | None = None
     request_keys: frozenset[str] | None = None
@@ -81,15 +81,15 @@ class PolicySettings(_Strict):
 class OmniPrefixSettings(_Strict):
     """What may stand under `additional_config["omni_prefix"]`."""
 
-    enabled: bool = True
+    enabled: StrictBool = True
     """False: the worker behaves exactly like vLLM's own, and hands nothing over."""
-    eager: bool | None = None
+    eager: StrictBool | None = None
     """True: every copy and pool write runs inline. None: the cache decides by the device."""
-    materialize_lag: int = Field(default=0, ge=0)
+    materialize_lag: StrictInt = Field(default=0, ge=0)
     """How many steps later a step's rows are handed over. Must be below `cache.staging_depth`."""
     materialize_on: Literal["engine", "thread"] = "engine"
     """Whether rows are merged and handed over on the engine's thread or on a builder thread of their own."""
-    handover_timeout_s: float = Field(default=30.0, gt=0)
+    handover_timeout_s: StrictFloat = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Deadline in seconds of every wait for the builder thread."""
     mm_outputs: str | None = None
     """`package.module:name` of a callable `(hidden_states, StepBatch) -> mapping`; None: the model's own hook."""

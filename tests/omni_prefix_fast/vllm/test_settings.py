@@ -42,6 +42,7 @@ def test_what_comes_from_json_is_taken() -> None:
     settings = given(
         materialize_lag=2,
         materialize_on="thread",
+        handover_timeout_s=5,
         sinks=[{"kind": "directory", "path": "rows"}, {"kind": "callback", "target": "json:dumps"}],
         cache={"staging_depth": 5, "gpu_staging_bytes": 0},
         policy={"deferred_keys": ["codes"], "needs_full_hidden_states": False},
@@ -66,6 +67,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another thread": ({"materialize_on": "process"}, "omni_prefix.materialize_on"),
     "no time": ({"handover_timeout_s": 0}, "omni_prefix.handover_timeout_s"),
     "not a switch": ({"enabled": "perhaps"}, "omni_prefix.enabled"),
+    "a word for a switch": ({"eager": "yes"}, "omni_prefix.eager"),
+    "a number for a switch": ({"policy": {"needs_full_hidden_states": 1}}, "policy.needs_full_hidden_states"),
+    "a text for a count": ({"materialize_lag": "1"}, "omni_prefix.materialize_lag"),
+    "a switch for a count": ({"cache": {"staging_depth": True}}, "omni_prefix.cache.staging_depth"),
+    "a text for a time": ({"handover_timeout_s": "5"}, "omni_prefix.handover_timeout_s"),
+    "no deadline": ({"handover_timeout_s": float("inf")}, "omni_prefix.handover_timeout_s"),
+    "a text for a sink's switch": ({"sinks": [{"kind": "directory", "path": "x", "fsync": "no"}]}, "directory.fsync"),
 }
 
 
