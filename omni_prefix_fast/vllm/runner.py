@@ -199,11 +199,17 @@ class StageLink:
         )
 
     def step_starts(self, scheduler_output: Any) -> None:
-        """Before the runner changes its batch."""
+        """Before the runner changes its batch.
+
+        The cache comes first: what it gives up, if the step before was never saved, lies where the tables of that step
+        say. The others are told even if it refuses this one.
+        """
         with _ordinary_tensors():
-            self.adapter.observe(scheduler_output)
-            self.cache.new_step_starts(scheduler_output)
-            self.handover.add_finished(sorted(scheduler_output.finished_req_ids))
+            try:
+                self.cache.new_step_starts(scheduler_output)
+            finally:
+                self.adapter.observe(scheduler_output)
+                self.handover.add_finished(sorted(scheduler_output.finished_req_ids))
 
     def save(self, hidden: torch.Tensor, batch: StepBatch, mm_outputs: Mapping[Key, Any] | None) -> None:
         """After a forward."""

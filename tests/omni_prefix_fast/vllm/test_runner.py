@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_prefix_fast.errors import OmniPrefixCacheClosedError, OmniPrefixCacheConfigError
+from omni_prefix_fast.errors import OmniPrefixCacheClosedError, OmniPrefixCacheConfigError, OmniPrefixCacheRowError
 from omni_prefix_fast.vllm import runner as runner_module
 from omni_prefix_fast.vllm.files import read_request_file
 from omni_prefix_fast.vllm.forward_only import ForwardOnly
@@ -236,6 +236,33 @@ def test_a_step_without_a_forward_hands_over_whatever_waits(runner_class: type[R
     step(runner, output({}, finished=("a",)))
     assert [type(m) for m in seen] == [Delivery, Finished]
     assert runner.calls == ["initialize_kv_cache", "execute_model", "sample_tokens", "execute_model"]
+
+
+def test_a_step_that_was_never_saved_is_given_up_where_its_own_table_says() -> None:
+    """Its blocks held another request's rows: a hit on them fails, although the next chunk of it was saved."""
+    runner, _ = started(RunnerV2, vllm_config())
+    link = runner.omni_prefix
+
+    def chunk(req_id: str, computed: int, blocks: list[int] | None, count: int, finished: tuple[str, ...] = ()) -> Any:
+        told = output({} if blocks is None else {req_id: (computed, count, blocks)}, finished)
+        told.num_scheduled_tokens, told.total_num_scheduled_tokens = {req_id: count}, count
+        if blocks is None:
+            told.scheduled_cached_reqs = SimpleNamespace(
+                req_ids=[req_id], num_computed_tokens=[computed], new_block_ids=[None], resumed_req_ids=set()
+            )
+        link.step_starts(told)
+        link.adapter.view.show([req_id])
+        return StepBatch((req_id,), (count,), (computed,), count, count, runner)
+
+    def save(batch: StepBatch) -> None:
+        link.save(runner.rows([*batch.starts], [*batch.counts]), batch, None)
+        link.pump()
+
+    save(chunk("a", 0, [0, 1], 8))
+    chunk("c", 0, [0, 1], 4, finished=("a",))
+    save(chunk("c", 4, None, 4))
+    with pytest.raises(OmniPrefixCacheRowError):
+        save(chunk("d", 8, [0, 1, 2], 1, finished=("c",)))
 
 
 @RUNNERS
