@@ -279,7 +279,7 @@ OpenStep ==
 ----------------------------------------------------------------------------
 (* The committer. One thread; it takes the queue in order.                   *)
 
-Elsewhere == IF Fine THEN pc \in {"schedule", "budget", "unplan", "preserve"}
+Elsewhere == IF Fine THEN pc \in {"schedule", "start", "budget", "unplan", "preserve"}
              ELSE Quiet \/ pc = "preserve"
 Move(t, state) == tasks' = [tasks EXCEPT ![t].state = state]
 Did(action, t) == event' = [thread |-> "committer", action |-> action, task |-> t]
