@@ -86,6 +86,7 @@ def test_sealed_write_skips_slots_of_a_newer_tenant() -> None:
     engine.cache.drain()
     engine.take(engine.step(new=[("B", [1], 0, 4)], base={"B": 80}, mm={"d": per_token(1)}), "B")
     engine.take(engine.step(new=[("C", [0, 2], 4, 1)], finished=["A", "B"], mm={"d": per_token(1)}), "C")
+    engine.cache.drain()
     assert engine.cache.statistics().rows_lost == 2
     assert engine.mm(engine.step(new=[("D", [1, 3], 4, 1)]), "d", "D") == [80, 81, 82, 83]
     assert engine.mm(engine.step(new=[("E", [0, 3], 4, 1)]), "d", "E") == [0, 1, 2, 3]

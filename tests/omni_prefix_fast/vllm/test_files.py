@@ -9,6 +9,7 @@ import resource
 import signal
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -262,23 +263,28 @@ def test_rows_that_do_not_fit_together_are_reported_and_harm_no_other(tmp_path: 
     assert sink.path_of("b").exists()
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may grow beyond 8 KiB: a disk that fills up in the middle of a file."""
+    """No file of this process may grow beyond 8 KiB: a disk that fills up in the middle of a file.
+
+    Within a test only: between its end and a fixture's, pytest writes to a report that may be such a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_file_cut_short_leaves_no_trace(tmp_path: Path) -> None:
     """The operating system refuses in the middle of a write: no part of a file stays, under any name."""
     sink = DirectorySink(tmp_path)
     sink.receive(delivery(0, {"big": (0, 5000), "small": (0, 2)}))
-    sink.receive(Finished(("big", "small")))
+    with small_files():
+        sink.receive(Finished(("big", "small")))
     assert list(sink.failures()) == ["big"]
     assert [p.name for p in tmp_path.iterdir()] == [sink.path_of("small").name]
 
