@@ -37,6 +37,7 @@ from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.runtime import Runtime
 
 BLOCK_SIZE = 4
+GATE_S = 20.0
 WIDTH = 2
 
 Admission: TypeAlias = tuple[str, Sequence[int], int, int]
@@ -65,6 +66,21 @@ class Mode(Enum):
 
 MODE: ContextVar[Mode] = ContextVar("mode", default=Mode.EAGER)
 """Mode of the engines that say nothing themselves."""
+
+
+class Gate:
+    """A trace sink that holds whichever thread first reaches an action while it is armed, until it is opened."""
+
+    def __init__(self, action: str) -> None:
+        self.action = action
+        self.armed = False
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, action: str, acted_on: Mapping[str, object]) -> None:
+        if self.armed and action == self.action and not self.reached.is_set():
+            self.reached.set()
+            assert self.opened.wait(GATE_S), f"nobody opened the gate at {action} ({acted_on})"
 
 
 @dataclass(frozen=True)

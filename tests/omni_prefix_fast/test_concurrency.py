@@ -5,34 +5,14 @@ The trace sink stops a thread at an action; nobody sleeps, and every wait has a 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from omni_prefix_fast import OmniPrefixCacheStagingTimeoutError
-from tests.omni_prefix_fast.harness import Engine
+from tests.omni_prefix_fast.harness import Engine, Gate
 
 DEADLINE_S = 20.0
-
-
-class Gate:
-    """Holds whichever thread first reaches one action, until it is opened."""
-
-    def __init__(self, action: str) -> None:
-        self.action = action
-        self.armed = False
-        self.reached = threading.Event()
-        self._opened = threading.Event()
-
-    def __call__(self, action: str, acted_on: Mapping[str, object]) -> None:
-        if self.armed and action == self.action and not self.reached.is_set():
-            self.reached.set()
-            assert self._opened.wait(DEADLINE_S), f"nobody opened the gate at {self.action} ({acted_on})"
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 @pytest.mark.eager_only("otherwise the prefetch thread may have gathered before")
@@ -50,7 +30,7 @@ def test_claim_between_take_and_gather_leaves_the_planned_rows_alone(tenants: in
         claimed = engine.step(new=[("C", [0], 0, 4)], finished=["B"], base={"C": 99})
         if tenants == 2:
             engine.cache.discard_step(engine.step(new=[("D", [0], 0, 4)], finished=["C"], base={"D": 77}))
-        gate.open()
+        gate.opened.set()
         assert builder.result(DEADLINE_S) == [0, 1, 2, 3, 504, 505]
     assert engine.hidden(claimed, "C") == [99, 100, 101, 102]
     assert engine.cache.statistics().reads_preserved == 1
@@ -66,7 +46,7 @@ def test_consumer_frees_the_page_that_a_save_waits_for() -> None:
         builder = pool.submit(lambda: engine.hidden(first, "A"))
         assert gate.reached.wait(DEADLINE_S)
         save = pool.submit(lambda: [engine.step(cached=[("A", 1, [1])])])
-        gate.open()
+        gate.opened.set()
         assert builder.result(DEADLINE_S) == [0, 1, 2, 3]
         (second,) = save.result(DEADLINE_S)
     assert engine.hidden(second, "A") == [4]

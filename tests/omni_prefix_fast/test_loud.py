@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,24 +17,9 @@ from omni_prefix_fast import (
     OmniPrefixCacheWriteError,
 )
 from omni_prefix_fast.runtime import ThreadRuntime
-from tests.omni_prefix_fast.harness import Engine, column
+from tests.omni_prefix_fast.harness import Engine, Gate, column
 
 DEADLINE_S = 20.0
-
-
-class Gate:
-    """Holds whichever thread first reaches an action while armed, until it is opened."""
-
-    def __init__(self, action: str) -> None:
-        self.action = action
-        self.armed = False
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self, action: str, acted_on: Mapping[str, object]) -> None:
-        if self.armed and action == self.action and not self.reached.is_set():
-            self.reached.set()
-            assert self.opened.wait(DEADLINE_S), f"nobody opened the gate at {action} ({acted_on})"
 
 
 @pytest.mark.eager_only("the hit has to be ungathered when the builder is stopped")
