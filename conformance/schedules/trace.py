@@ -1,8 +1,9 @@
 """A trace: what an engine asks of the cache, event by event, with the outcome due. JSON lines, one event a line.
 
-The first line is the header. Rows are numbers that stand for a row's content (see `content`); each driver makes of them
-what its cache stores. A step is named by a *label*, the ordinal of its save; drivers map labels to step ids. Unknown
-fields and other versions are refused, so that an old trace never means something new.
+The first line is the header; an interleaving may follow. Rows are numbers that stand for a row's content (see
+`content`); each driver makes of them what its cache stores. A step is named by a *label*, the ordinal of its save;
+drivers map labels to step ids. Unknown fields and other versions are refused, so that an old trace never means
+something new.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Header(_Record):
     """Sizes and bounds of the cache that the trace is for, and where the trace came from."""
 
     event: Literal["header"] = "header"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
+    """1 had no interleaving."""
     seed: int
     block_size: int
     num_blocks: int
@@ -51,6 +53,20 @@ class Header(_Record):
     staging_depth: int
     page_rows: int
     budget_bytes: int
+
+
+class Interleaving(_Record):
+    """Which thread ran when. At each *point* where threads may change, numbered from 0, the running one goes on.
+
+    `switches` are the exceptions: at that point the thread of that name takes over. A switch to a thread that cannot go
+    on is passed over, so that a part of an interleaving is one too. Where the running thread stops, the first that can
+    go on takes over, in the order in which threads were started.
+    """
+
+    event: Literal["interleaving"] = "interleaving"
+    device_seed: int
+    """Decides how the simulated device cuts its copies and when each piece lands."""
+    switches: list[tuple[int, str]]
 
 
 class Admission(_Record):
@@ -151,18 +167,22 @@ class Shutdown(_Record):
 
 
 Event: TypeAlias = Start | Save | Unsaved | Materialize | Discard | Fail | Rest | Shutdown
-_LINE: TypeAdapter[Header | Event] = TypeAdapter(Annotated[Header | Event, Field(discriminator="event")])
+_LINE: TypeAdapter[Header | Interleaving | Event] = TypeAdapter(
+    Annotated[Header | Interleaving | Event, Field(discriminator="event")]
+)
 
 
 class Trace(_Record):
-    """A header and its events."""
+    """A header and its events; and how the threads were interleaved, where that matters."""
 
     header: Header
     events: list[Event]
+    interleaving: Interleaving | None = None
 
     def lines(self) -> Iterator[str]:
         """The trace as JSON lines."""
-        for record in (self.header, *self.events):
+        second = () if self.interleaving is None else (self.interleaving,)
+        for record in (self.header, *second, *self.events):
             # Defaults stay out; the discriminator and the version are told always.
             told = record.model_dump(exclude_defaults=True) | {"event": record.event}
             if isinstance(record, Header):
@@ -177,6 +197,7 @@ class Trace(_Record):
 def parse(lines: Iterable[str]) -> Trace:
     """Read a trace. Raises `ValueError` with the line number of what cannot be read."""
     header: Header | None = None
+    interleaving: Interleaving | None = None
     events: list[Event] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -189,11 +210,15 @@ def parse(lines: Iterable[str]) -> Trace:
             raise ValueError(f"line {number} of the trace: the first line is the header, and no other is")
         if isinstance(record, Header):
             header = record
+        elif isinstance(record, Interleaving):
+            if interleaving is not None or events:
+                raise ValueError(f"line {number} of the trace: an interleaving stands behind the header, and once")
+            interleaving = record
         else:
             events.append(record)
     if header is None:
         raise ValueError("the trace is empty")
-    return Trace(header=header, events=events)
+    return Trace(header=header, events=events, interleaving=interleaving)
 
 
 def read(path: Path) -> Trace:
