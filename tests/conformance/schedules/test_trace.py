@@ -32,7 +32,7 @@ def test_a_trace_file_replays_without_its_generator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"version": 2}, 1),
+        ({"version": 3}, 1),
         ({"event": "start"}, 1),
         ({"staging_depth": "2"}, 1),
         ({"colour": "red"}, 1),
