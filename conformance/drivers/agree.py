@@ -52,7 +52,7 @@ def agree(trace: Trace, *, checked: bool = True) -> Disagreement | None:
             return Disagreement(index, event, what)
         if (mismatch := judge.judge(index, event, found)) is not None:
             return Disagreement(index, event, f"both expected {mismatch.expected}, found {mismatch.found}")
-        if not failed and (what := _tables_differ(reference.snapshot(), fast.snapshot())) is not None:
+        if not failed and (what := tables_differ(reference.snapshot(), fast.snapshot())) is not None:
             return Disagreement(index, event, what)
     return None
 
@@ -76,7 +76,8 @@ def _told(outcome: Outcome) -> str:
     return "no error" if outcome.error is None else f"{outcome.error} ({outcome.detail})"
 
 
-def _tables_differ(reference: Snapshot, fast: Snapshot) -> str | None:
+def tables_differ(reference: Snapshot, fast: Snapshot) -> str | None:
+    """The first table in which the two differ, with both values; None if there is none."""
     for field in fields(Snapshot):
         expected, found = getattr(reference, field.name), getattr(fast, field.name)
         if field.name == "writes":

@@ -1,0 +1,108 @@
+"""Subjects over drivers: a trace applied event by event, each outcome judged, tables compared where there are any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from conformance.drivers.agree import tables_differ
+from conformance.drivers.fast import FastDriver
+from conformance.drivers.reference import ReferenceDriver
+from conformance.drivers.subject import Failure, Run
+from conformance.schedules.driver import Outcome
+from conformance.schedules.replay import Judge
+from conformance.schedules.trace import WRITE, Event, Interleaving, Trace
+from omni_prefix_ref import Machine
+from omni_prefix_ref.errors import NotEnabled, RuleBroken
+
+
+class Applies(Protocol):
+    """A driver, as far as a trace needs it."""
+
+    def apply(self, event: Event) -> Outcome | None:
+        """Apply one event. Errors of the contract are outcomes; any other error is raised. None: it was left out."""
+        ...
+
+
+def run_events(trace: Trace, driver: Applies, *, check: Callable[[Event, Outcome], str | None] | None = None) -> Run:
+    """Apply every event, up to the first that comes to something else than was due, breaks a rule, or crashes.
+
+    `check` is asked after each event for what else is wrong.
+    """
+    judge = Judge()
+    for index, event in enumerate(trace.events):
+        failure: Failure | None = None
+        try:
+            outcome = driver.apply(event)
+            if outcome is None:
+                continue
+            mismatch = judge.judge(index, event, outcome)
+            if mismatch is not None:
+                what = f"expected {mismatch.expected}, found {mismatch.found}"
+                failure = Failure(index, event.event, "outcome", what)
+            elif check is not None and (different := check(event, outcome)) is not None:
+                failure = Failure(index, event.event, "tables", different)
+        except RuleBroken as broken:
+            failure = Failure(index, event.event, "rule", str(broken))
+        except NotEnabled as stuck:
+            failure = Failure(index, event.event, "deadlock", str(stuck))
+        except Exception as error:  # noqa: BLE001 - whatever an implementation raises is its run's failure
+            failure = Failure(index, event.event, "crash", f"{type(error).__name__}: {error}")
+        if failure is not None:
+            return Run(failure, index + 1)
+    return Run(None, len(trace.events))
+
+
+class ReferenceModel:
+    """The reference model, eager, with its rules checked at every action."""
+
+    name = "reference"
+    interleaves = False
+
+    def run(
+        self,
+        trace: Trace,
+        *,
+        seed: int = 0,  # noqa: ARG002 - it has no threads
+        interleaving: Interleaving | None = None,  # noqa: ARG002
+        record: bool = False,  # noqa: ARG002
+    ) -> Run:
+        """Run a trace."""
+        actions: Counter[str] = Counter()
+        driver = ReferenceDriver(trace.header)
+
+        def count(action: str, args: tuple[Any, ...], before: Machine, after: Machine) -> None:  # noqa: ARG001
+            actions[action] += 1
+
+        driver.cache.observers = (*driver.cache.observers, count)
+        ran = run_events(trace, driver)
+        return Run(ran.failure, ran.events, actions)
+
+
+class EagerFast:
+    """The production cache, eager, its tables compared with the reference model's after every event."""
+
+    name = "fast-eager"
+    interleaves = False
+
+    def run(
+        self,
+        trace: Trace,
+        *,
+        seed: int = 0,  # noqa: ARG002 - it has no threads
+        interleaving: Interleaving | None = None,  # noqa: ARG002
+        record: bool = False,  # noqa: ARG002
+    ) -> Run:
+        """Run a trace."""
+        reference, driver = ReferenceDriver(trace.header, checked=False), FastDriver(trace.header)
+        failed = False
+
+        def compare(event: Event, outcome: Outcome) -> str | None:
+            nonlocal failed
+            expected = reference.apply(event)
+            # After a failed write the contract says what calls answer, not what tables hold.
+            failed = failed or WRITE in (expected.error, outcome.error)
+            return None if failed else tables_differ(reference.snapshot(), driver.snapshot())
+
+        return run_events(trace, driver, check=compare)
