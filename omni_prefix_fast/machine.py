@@ -123,7 +123,9 @@ class PrefixCacheMachine:
             read = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime)
             read.tail = scheduled
             self.starting[admitted.req_id] = read
-        self._counters.trace("start_request", req_id=admitted.req_id, computed=admitted.computed)
+        self._counters.trace(
+            "start_request", req_id=admitted.req_id, computed=admitted.computed, blocks=admitted.block_ids
+        )
 
     def plan_reads(self) -> None:
         """`PlanRead` for every read of the step that starts."""
@@ -228,11 +230,13 @@ class PrefixCacheMachine:
     def preserve_reads(self, slots: IntArray, deadline: Deadline) -> None:
         """`PreserveReads`: complete each planned read that names the pool row of one of `slots`, before its claim."""
         with self.lock:
-            if not self.table.any_pinned(slots):
-                return
-            epoch = self.table.stamp(slots)
-            touched = [read for read in self.planned if self.table.stamped(read.pinned, epoch)]
-        self._complete(touched, deadline)
+            touched: list[HitRead] = []
+            if self.table.any_pinned(slots):
+                epoch = self.table.stamp(slots)
+                touched = [read for read in self.planned if self.table.stamped(read.pinned, epoch)]
+        if touched:
+            self._complete(touched, deadline)
+        self._counters.trace("preserve_reads", slots=slots)
 
     def _complete(self, reads: list[HitRead], deadline: Deadline) -> None:
         for read in reads:
@@ -259,11 +263,11 @@ class PrefixCacheMachine:
             for key in rows.staged:
                 self.table.open_key(key, deferred=key in rows.deferred_keys)
             versions = self._claim(layout, rows.staged)
-            if rows.ticket is not None:
-                self._append_rows(layout, versions, rows.clones, rows.ticket)
             immediate = [key for key in rows.staged if key not in rows.clones]
             in_flight = bool(immediate) or not rows.transfer.landed()
             task = self._register_write(immediate, rows, versions) if in_flight else None
+            if rows.ticket is not None:
+                self._append_rows(layout, versions, rows.clones, rows.ticket)
             same_step = [read for read in self.starting.values() if read.state is ReadState.UNPLANNED]
             for read in same_step:
                 self._plan(read)
@@ -406,7 +410,7 @@ class PrefixCacheMachine:
                 return False
             read.rows = {key: of_key for key, of_key in rows.items() if key in read.plans}
             self._release(read, ReadState.FETCHED)
-        self._counters.trace("fetch_read", req_id=read.req_id, step=read.step_id)
+            self._counters.trace("fetch_read", req_id=read.req_id, step=read.step_id)
         return True
 
     def _prefetch(self, read: HitRead) -> None:
@@ -427,6 +431,7 @@ class PrefixCacheMachine:
             for read in context.reads.values():
                 self._release(read, ReadState.DROPPED)
                 read.rows = {}
+            self._counters.trace("release_step", step=context.layout.step_id)
         self.release_page(context.layout.step_id, context.page)
 
     def _hold(self, read: HitRead, deadline: Deadline) -> None:

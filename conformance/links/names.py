@@ -80,9 +80,7 @@ ACTIONS: tuple[ActionLink, ...] = (
     _same("ClaimPage", _P, _H),
     _same("ReserveBudget", _P, _H),
     ActionLink("UnplanReads", (_P,), ("unplan_reads",), ("unplan_read",), "traced once for each read that it unplans"),
-    ActionLink(
-        "PreserveReads", (_P,), ("preserve_reads",), ("preserve_read",), "traced once for each read that it completes"
-    ),
+    _same("PreserveReads", _P),
     _same("ClaimSlots", _P),
     ActionLink(
         "RegisterWrite",
@@ -117,13 +115,7 @@ ACTIONS: tuple[ActionLink, ...] = (
         (),
         "the fast path gives the page back in the save's error path, which traces nothing: the save never happened",
     ),
-    ActionLink(
-        "ReleaseStep",
-        (_H,),
-        ("release_step",),
-        (),
-        "the fast path lets go where the call that took the step ends; take_step is the event that tells",
-    ),
+    _same("ReleaseStep", _H),
     ActionLink(
         "PublishFailure",
         (_F,),
@@ -175,7 +167,7 @@ ACTIONS: tuple[ActionLink, ...] = (
         (),
         ("discard_step",),
         (),
-        "`TakeStep` with how = discard, then `ReleaseStep`; the fast path traces take_step for it",
+        "`TakeStep` with how = discard, then `ReleaseStep`; the fast path traces take_step and release_step for it",
     ),
     ActionLink(
         "AbandonReads",
@@ -189,7 +181,14 @@ ACTIONS: tuple[ActionLink, ...] = (
     ActionLink("Defers", (), ("defers",), (), "a question: `Defers` in Handover, an operator and no action"),
     ActionLink("Outputs", (), ("outputs",), (), "a question: what a taken step hands over, checked by `SpansMeetInv`"),
     ActionLink(
-        "WaitRead", (), (), ("wait_read",), "a builder waits for the writers of a read; what follows is `FetchRead`"
+        "PreserveRead",
+        (),
+        (),
+        ("preserve_read",),
+        "a claimant completes a planned read; what follows is its `FetchRead`, and once all are done `PreserveReads`",
+    ),
+    ActionLink(
+        "WaitRead", (), (), ("wait_read",), "somebody else is gathering the read; what follows is his `FetchRead`"
     ),
 )
 

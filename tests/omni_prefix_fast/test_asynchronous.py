@@ -402,14 +402,14 @@ FORCED = [
         "budget",
         _save_and_discard,
         lambda scene, _: scene.engine.step(cached=[("A", 4, [1])], mm=D),
-        [("event", "write 0 done")],  # the deferred write is the first that was opened
+        [("event", "write 1 done")],  # after the immediate write of its first step
         {"gpu_staging_bytes": 16},
     ),
     Forced(
         "budget, write sealed by a finish",
         _save_and_finish,
         lambda scene, _: scene.engine.step(new=[("B", [1], 0, 4)], mm=D),
-        [("event", "write 0 done")],
+        [("event", "write 1 done")],
         {"gpu_staging_bytes": 16},
     ),
     Forced(
@@ -422,19 +422,19 @@ FORCED = [
         "hit on a row in transit, materialized by the engine",
         _plan_on_transit,
         lambda scene, step: scene.engine.take(step, "B"),
-        [("lock", "hit read of 'B', step 1"), ("event", "write 3 host ready")],
+        [("lock", "hit read of 'B', step 1"), ("event", "write 2 host ready")],
     ),
     Forced(
         "own rows, materialized by the engine",
         lambda scene: scene.engine.step(new=[("A", [0], 0, 4)], mm=D),
         lambda scene, step: scene.engine.take(step, "A"),
-        [("event", "write 1 host ready")],
+        [("event", "write 0 host ready")],
     ),
     Forced(
         "drain",
         _save_and_discard,
         lambda scene, _: scene.cache.drain(),
-        [("event", "write 1 done")],
+        [("event", "write 0 done")],
     ),
 ]
 
@@ -521,7 +521,7 @@ def test_materialize_waits_for_its_own_rows_on_the_host_and_not_for_the_pool(mon
     assert not handed.done()
     scene.device.land_all()
     assert handed.result(LIMIT_S) == [0, 1, 2, 3]
-    assert [(w.kind, w.name) for w in scene.waits if w.thread == "builder"] == [("event", "write 1 host ready")]
+    assert [(w.kind, w.name) for w in scene.waits if w.thread == "builder"] == [("event", "write 0 host ready")]
     gate.opened.set()
     scene.cache.drain()
 
@@ -840,9 +840,9 @@ def test_nobody_waits_beyond_the_one_deadline(timeout_s: float) -> None:
     second = engine.step(new=[("B", [0, 1], 4, 1)], mm=D)
     engine.start(new=[("C", [2], 0, 4)])
     gives_up(lambda: engine.save(mm=D), rf"Step ids never consumed: \[{first}, {second}\]")
-    gives_up(lambda: engine.take(second, "B"), r"write 1 \(step 0\) is still QUEUED after .*staging_claim_timeout_s")
-    gives_up(lambda: engine.take(first, "A"), r"write 1 \(step 0\) is still QUEUED")
-    gives_up(engine.cache.drain, r"write 1 \(step 0\) is still QUEUED")
+    gives_up(lambda: engine.take(second, "B"), r"write 0 \(step 0\) is still QUEUED after .*staging_claim_timeout_s")
+    gives_up(lambda: engine.take(first, "A"), r"write 0 \(step 0\) is still QUEUED")
+    gives_up(engine.cache.drain, r"write 0 \(step 0\) is still QUEUED")
     gives_up(lambda: engine.save(mm=D), r"no staging page became free.*writes in flight: 2")
     engine.cache.shutdown()
 

@@ -17,8 +17,8 @@ from tests.omni_prefix_fast import harness
 DEFER = ModelCachePolicy(deferred_keys=frozenset({"d"}))
 MM = {"d": harness.per_token(1)}
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "machine.md"
-BESIDE = {"unplan_read", "preserve_read", "seal_write", "wait_task", "wait_read"}
-"""Actions told one read or write at a time, or that no table follows: waits, and the seal of one write."""
+BESIDE = {"unplan_read", "preserve_read", "seal_write", "release_step", "wait_task", "wait_read"}
+"""Actions told one read or write at a time, the end of a handover, and what no table follows: waits."""
 
 
 def every_action(sink: Callable[[str, Mapping[str, object]], None]) -> harness.Engine:
@@ -43,7 +43,7 @@ def test_actions_are_those_of_the_document() -> None:
     assert seen - documented <= BESIDE
     expected = {"finish_request", "start_request", "plan_read", "claim_page", "reserve_budget", "claim_slots"}
     expected |= {"register_write", "append_rows", "open_step", "queue_task", "claim_copy", "finish_copy", "write_pool"}
-    assert expected | {"commit_task", "take_step", "fetch_read", "unplan_read", "preserve_read", "seal_write"} <= seen
+    assert expected | {"commit_task", "take_step", "fetch_read", "unplan_read", "preserve_reads", "seal_write"} <= seen
 
 
 def test_order_of_a_step() -> None:
@@ -58,7 +58,8 @@ def test_order_of_a_step() -> None:
     # Where the read is unplanned relative to the page and the budget is free; before the claim it has to be.
     assert [a for a in order if a not in {"claim_page", "unplan_read", "reserve_budget"}] == [
         *("finish_request", *write, "start_request", "start_request", "plan_read"),
-        *("preserve_read", "fetch_read", "claim_slots", "append_rows", "register_write", "plan_read", "open_step"),
+        *("preserve_read", "fetch_read", "preserve_reads"),
+        *("claim_slots", "register_write", "append_rows", "plan_read", "open_step"),
         *write,
     ]
     for action in ("claim_page", "unplan_read", "reserve_budget"):

@@ -181,7 +181,7 @@ def failing_write(engine: Engine) -> None:
 def test_failed_write_is_loud_sticky_and_holds_nothing() -> None:
     """The call that drives the failing write raises, naming it; so does every later call; everything is let go."""
     engine = Engine(policy=DEFER, device=FaultyDevice(gather_to_host=1))
-    words = r"write 0 \(deferred write 1 of request 'A'\) failed: OSError.*restart"
+    words = r"write 1 \(deferred write 1 of request 'A'\) failed: OSError.*restart"
     with pytest.raises(OmniPrefixCacheWriteError, match=words) as told:
         failing_write(engine)
     assert isinstance(told.value.__cause__, OSError)
