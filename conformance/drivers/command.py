@@ -1,10 +1,11 @@
-"""`omni-prefix agree` and `omni-prefix replay`: reference model and production cache on the same traces."""
+"""`omni-prefix agree`, `omni-prefix replay` and `omni-prefix trace`: random traces, saved ones, and how to save one."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
@@ -13,8 +14,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from conformance.drivers.agree import Compared, agree_on_seeds
-from conformance.drivers.agree import agree as agree_on_trace
-from conformance.schedules import Trace, generate, read
+from conformance.drivers.registry import missing, names, subject
+from conformance.drivers.sources import HELP, take
+from conformance.drivers.subject import Subject
+from conformance.schedules import Trace, generate
 
 SHOWN = 10
 """Disagreements that are told in full."""
@@ -23,7 +26,16 @@ Traces = Annotated[int, typer.Option(min=1, help="How many random traces.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the first trace; the next has the next seed.")]
 Save = Annotated[Path | None, typer.Option(help="Folder for the traces that disagree.", file_okay=False)]
 Rules = Annotated[bool, typer.Option(help="Check the reference model's rules after every action, too.")]
-File = Annotated[Path, typer.Argument(help="A trace file.", exists=True, dir_okay=False)]
+Source = Annotated[str, typer.Argument(metavar="TRACE", help=HELP)]
+Target = Annotated[Path, typer.Argument(help="The file to write.", dir_okay=False)]
+Drivers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--driver",
+        help=f"What to run it on: {', '.join(names())}, or module:NAME. Several times; all that run here if left out.",
+    ),
+]
+ThreadSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the interleaving, where the trace holds none.")]
 
 
 def agree(traces: Traces = 500, seed: Seed = 0, save: Save = None, rules: Rules = False) -> None:
@@ -51,28 +63,66 @@ def agree(traces: Traces = 500, seed: Seed = 0, save: Save = None, rules: Rules 
     raise typer.Exit(1 if bad else 0)
 
 
-def replay(file: File) -> None:
-    """A trace from a file, on the reference model and the production cache, side by side."""
-    console = Console()
+def replay(source: Source, driver: Drivers = None, seed: ThreadSeed = 0) -> None:
+    """Run a saved trace on one driver after another, and judge every outcome."""
+    console = Console(soft_wrap=True)
     _quiet()
+    trace = _taken(source)
+    what = f"{len(trace.events)} events of the trace of seed {trace.header.seed}"
+    if trace.interleaving is not None:
+        what += f", with an interleaving of {len(trace.interleaving.switches)} switches"
+    console.print(what, highlight=False)
+    failed = False
+    for each in driver or names():
+        if (why := missing(each)) is not None:
+            console.print(f"[yellow]{each}: skipped, {why}", highlight=False)
+            continue
+        failed |= not _run(console, _subject(each), trace, seed)
+    raise typer.Exit(1 if failed else 0)
+
+
+def trace(source: Source, file: Target) -> None:
+    """Write a trace to a file, one event a line."""
+    taken = _taken(source)
     try:
-        trace = read(file)
+        taken.write(file)
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
+    typer.echo(f"{file}: {len(taken.events)} events")
+
+
+def _taken(source: str) -> Trace:
+    try:
+        return take(source)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    disagreement = agree_on_trace(trace)
-    if disagreement is None:
-        console.print(f"{len(trace.events)} events of the trace of seed {trace.header.seed}: both agree")
-        return
-    console.print(f"[bold red]seed {trace.header.seed}, {disagreement}", highlight=False)
-    raise typer.Exit(1)
+
+
+def _subject(name: str) -> Subject:
+    try:
+        return subject(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _run(console: Console, found: Subject, trace: Trace, seed: int) -> bool:
+    began = perf_counter()
+    ran = found.run(trace, seed=seed, interleaving=trace.interleaving if found.interleaves else None)
+    told = f"{found.name}: {ran.events} of {len(trace.events)} events in {perf_counter() - began:.2f} s"
+    if found.interleaves:
+        told += ", interleaved as saved" if trace.interleaving is not None else f", interleaved by seed {seed}"
+    style, end = (
+        ("bold red", str(ran.failure)) if ran.failure is not None else ("green", "every outcome is the one due")
+    )
+    console.print(f"{told}: {end}", style=style, highlight=False, markup=False)
+    return ran.failure is None
 
 
 def write_trace(seed: int, folder: Path) -> Path:
     """Write a seed's trace into a folder; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    trace: Trace = generate(seed).trace
     path = folder / f"trace-{seed}.jsonl"
-    trace.write(path)
+    generate(seed).trace.write(path)
     return path
 
 

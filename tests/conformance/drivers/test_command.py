@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 
 from conformance.drivers import command
 from conformance.drivers.agree import Compared, Disagreement
-from conformance.schedules import generate
-from conformance.schedules.trace import Rest
+from conformance.drivers.registry import missing, names
+from conformance.schedules import generate, read
+from conformance.schedules.trace import Due, Materialize, Rest
 
 app = typer.Typer()
 app.command()(command.agree)
 app.command()(command.replay)
+app.command()(command.trace)
 
 
 def test_agree_reports_what_occurred() -> None:
@@ -35,15 +37,60 @@ def test_disagreement_names_its_seed_and_saves_its_trace(monkeypatch: pytest.Mon
     assert result.exit_code == 1
     assert "seed 7, event 0 (rest): made up" in result.output
     (file,) = tmp_path.iterdir()
-    result = CliRunner().invoke(app, ["replay", str(file)])
+    result = CliRunner().invoke(app, ["replay", str(file), "--driver", "reference", "--driver", "fast-eager"])
     assert result.exit_code == 0, result.output
-    assert "both agree" in result.output
+    assert result.output.count("every outcome is the one due") == 2
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
-    """The line is named."""
+def test_replay_takes_every_driver_that_runs_here() -> None:
+    """Left out, it is all of them; one that cannot run here is skipped with the reason, and is no failure."""
+    result = CliRunner().invoke(app, ["replay", "seed:5"])
+    assert result.exit_code == 0, result.output
+    for name in names():
+        why = missing(name)
+        assert (f"{name}: skipped, {why}" if why else f"{name}: {len(generate(5).trace.events)} of ") in result.output
+
+
+def test_a_wrong_outcome_is_told_and_is_exit_code_1(tmp_path: Path) -> None:
+    """Event, what was due, what was found; the other driver runs nevertheless."""
+    trace = generate(5).trace
+    at = next(i for i, e in enumerate(trace.events) if isinstance(e, Materialize) and e.due)
+    wrong = trace.events[at].model_copy(update={"due": Due(rows={}, spans={"nobody": (0, 1)})})
+    file = tmp_path / "wrong.jsonl"
+    trace.model_copy(update={"events": [*trace.events[:at], wrong, *trace.events[at + 1 :]]}).write(file)
+    result = CliRunner().invoke(app, ["replay", str(file), "--driver", "reference", "--driver", "fast-eager"])
+    assert result.exit_code == 1
+    assert result.output.count(f"event {at} (materialize): outcome: expected") == 2
+    assert "nobody" in result.output
+
+
+def test_a_seed_is_written_to_a_file_and_replays(tmp_path: Path) -> None:
+    """`trace` writes what the generator draws."""
+    file = tmp_path / "seven.jsonl"
+    result = CliRunner().invoke(app, ["trace", "seed:7", str(file)])
+    assert result.exit_code == 0, result.output
+    assert read(file) == generate(7).trace
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "what"),
+    [
+        (b"{}\n", (), "line 1"),
+        (b"\xff\xfe", (), "not a text file"),
+        (b"", (), "the trace is empty"),
+        (None, (), "no such file"),
+        (None, ("seed:x",), "whole number"),
+        (None, ("seed:1", "--driver", "quick"), "no driver is called 'quick'"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_name(
+    content: bytes | None, arguments: tuple[str, ...], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad file, seed or driver: exit code 2 and what is wrong with it, the line where there is one."""
+    monkeypatch.setenv("COLUMNS", "400")
     file = tmp_path / "trace.jsonl"
-    file.write_text("{}\n", encoding="utf-8")
-    result = CliRunner().invoke(app, ["replay", str(file)])
+    if content is not None:
+        file.write_bytes(content)
+    result = CliRunner().invoke(app, ["replay", *(arguments or (str(file),))])
     assert result.exit_code == 2
-    assert "line 1" in result.output
+    assert what in result.output

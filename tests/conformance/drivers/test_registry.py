@@ -8,7 +8,7 @@ from conformance.drivers.registry import missing, names, subject
 from conformance.schedules import generate
 
 
-@pytest.mark.parametrize("name", [n for n in names() if missing(n) is None and n != "fast-async"])
+@pytest.mark.parametrize("name", [n for n in names() if missing(n) is None])
 def test_each_name_is_a_subject_that_runs_a_trace(name: str) -> None:
     """It bears the name that it was asked for by, and a right implementation runs a trace without a failure."""
     found = subject(name)
