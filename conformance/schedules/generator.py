@@ -50,6 +50,8 @@ class Generated:
 
     trace: Trace
     counts: Counter[str]
+    aborts: tuple[tuple[int, str], ...] = ()
+    """Requests that were aborted, with the index of the start that tells their end: a trace does not say which were."""
 
 
 def generate(seed: int) -> Generated:
@@ -126,6 +128,9 @@ class _Generator:
         self.counts: Counter[str] = Counter()
         self.ended: list[str] = []
         """Ids whose requests ended and were not reported yet."""
+        self.aborted: set[str] = set()
+        """Those of them whose requests were aborted."""
+        self.aborts: list[tuple[int, str]] = []
         self.open: dict[int, dict[str, Delivery]] = {}
         """Steps saved and not consumed, by label, with what each request is owed."""
         self.consumed: list[int] = []
@@ -147,7 +152,7 @@ class _Generator:
         self._end()
         self.counts["preemptions"] = self.scheduler.preemptions
         self.counts["hit rows"] = self.oracle.hit_rows
-        return Generated(Trace(header=self.header, events=self.events), self.counts)
+        return Generated(Trace(header=self.header, events=self.events), self.counts, tuple(self.aborts))
 
     # ------------------------------------------------------------------------- requests
 
@@ -182,7 +187,13 @@ class _Generator:
     def _abort(self, request: Request) -> None:
         self.scheduler.remove(request)
         self.ended.append(request.req)
+        self.aborted.add(request.req)
         self.counts["aborts"] += 1
+
+    def _tell_aborts(self, finished: list[str]) -> None:
+        """The next event is the start that tells these ends."""
+        self.aborts += [(len(self.events), req) for req in finished if req in self.aborted]
+        self.aborted.difference_update(finished)
 
     def _load_from_outside(self) -> None:
         size = self.blocks.block_size
@@ -208,6 +219,7 @@ class _Generator:
             finished.append("never seen")
         for req in told:
             self.oracle.forget(req)
+        self._tell_aborts(finished)
         victim = self._start(finished, placed)
         if placed and (victim is not None or self.rng.random() < self.chances.unsaved):
             self._lose(placed)
@@ -371,6 +383,7 @@ class _Generator:
             self._abort(request)
         finished = [*dict.fromkeys(self.ended)]
         self.rng.shuffle(finished)
+        self._tell_aborts(finished)
         self.events.append(Start(finished=finished))
         for label in self.rng.sample(list(self.open), len(self.open)):
             self._consume(label)
