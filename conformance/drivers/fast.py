@@ -41,6 +41,8 @@ from omni_prefix_fast import (
 from omni_prefix_fast import runtime as fast_runtime
 from omni_prefix_fast.device import HostDevice
 
+Observe = Callable[[str, Mapping[str, object]], None]
+
 NEVER_ISSUED = 1 << 40
 LANE = 1_000_003
 """What lane j of a row adds j times: small enough for a float32 to hold every lane exactly."""
@@ -48,9 +50,10 @@ GARBAGE = -7
 
 
 class FastDriver:
-    """Applies a trace to `OmniPrefixCacheManager`."""
+    """Applies a trace to `OmniPrefixCacheManager`. `observe` is told every action, with what it acted on."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, *, observe: Observe | None = None) -> None:
+        self._observe = observe
         self.header = header
         self.keys = {key.name: key for key in header.keys}
         self._batch: Sequence[Part] = ()
@@ -179,8 +182,10 @@ class FastDriver:
                 assert end - start == len(column), f"{name} of {req}: {len(column)} rows for {start}..{end}"
         return Due(rows=rows, spans=dict(outputs.spans))
 
-    def _on_action(self, action: str, _: Mapping[str, object]) -> None:
+    def _on_action(self, action: str, acted_on: Mapping[str, object]) -> None:
         """The trace sink, which is where a copy or a pool write can be made to fail."""
+        if self._observe is not None:
+            self._observe(action, acted_on)
         if self._fail is not None and action == {"copy": "finish_copy", "write": "write_pool"}[self._fail]:
             stage, self._fail = self._fail, None
             raise OSError(f"the {stage} was made to fail")

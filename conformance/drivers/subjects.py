@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from conformance.drivers.agree import tables_differ
 from conformance.drivers.fast import FastDriver
 from conformance.drivers.reference import ReferenceDriver
-from conformance.drivers.subject import Failure, Run
+from conformance.drivers.subject import Failure, Moment, Run
 from conformance.schedules.driver import Outcome
 from conformance.schedules.replay import Judge
 from conformance.schedules.trace import WRITE, Event, Interleaving, Trace
@@ -92,17 +92,26 @@ class EagerFast:
         *,
         seed: int = 0,  # noqa: ARG002 - it has no threads
         interleaving: Interleaving | None = None,  # noqa: ARG002
-        record: bool = False,  # noqa: ARG002
+        record: bool = False,
     ) -> Run:
         """Run a trace."""
-        reference, driver = ReferenceDriver(trace.header, checked=False), FastDriver(trace.header)
-        failed = False
+        actions: Counter[str] = Counter()
+        moments: list[Moment] = []
+        failed, index = False, 0
+
+        def observe(action: str, acted_on: Mapping[str, object]) -> None:
+            actions[action] += 1
+            if record:
+                moments.append(Moment(len(moments), "engine", action, acted_on, index))
 
         def compare(event: Event, outcome: Outcome) -> str | None:
-            nonlocal failed
+            nonlocal failed, index
+            index += 1
             expected = reference.apply(event)
             # After a failed write the contract says what calls answer, not what tables hold.
             failed = failed or WRITE in (expected.error, outcome.error)
             return None if failed else tables_differ(reference.snapshot(), driver.snapshot())
 
-        return run_events(trace, driver, check=compare)
+        reference, driver = ReferenceDriver(trace.header, checked=False), FastDriver(trace.header, observe=observe)
+        ran = run_events(trace, driver, check=compare)
+        return Run(ran.failure, ran.events, actions, moments=tuple(moments))
