@@ -11,18 +11,18 @@ poison. `live_bytes` says how much is not let go of.
 
 `Fault`s take the guarantees away one by one, so that a test can show that their absence is seen.
 
-Nothing waits for ever: a wait that the test does not end raises `SimulatedDeviceError` after `patience_s`.
+Nothing waits for ever: a wait that the test does not end raises `SimulatedDeviceError` after `patience_s`. Locks and
+the clock come from a `Runtime`, so that a serial scheduler may stand behind the device, too.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
@@ -31,10 +31,14 @@ import numpy.typing as npt
 import torch
 
 from omni_prefix_fast.device import HostDevice, Transfer
+from omni_prefix_fast.runtime import Deadline, Event, Runtime, ThreadRuntime
 from omni_prefix_fast.types import IntArray
 
 POISON = 0x7B
 """The byte of released and of not yet landed memory. As a number of any type it is large, never 0 or -1."""
+
+CONDITION = "simulated device"
+"""Name of the device's condition at its runtime."""
 
 _Memory: TypeAlias = npt.NDArray[np.uint8]
 
@@ -75,9 +79,9 @@ class Hold:
 
     operation: str
     patience_s: float
-    reached: threading.Event = field(default_factory=threading.Event)
+    reached: Event
     """Set once a thread stands there."""
-    _opened: threading.Event = field(default_factory=threading.Event)
+    _opened: Event
 
     def release(self) -> None:
         """Let it go on."""
@@ -144,6 +148,7 @@ class SimulatedDevice(HostDevice):
         faults: guarantees that this device does not keep.
         patience_s: limit of every wait.
         on_call: called with the name of each operation as it starts, on its thread.
+        runtime: where locks and the clock come from.
     """
 
     pins_memory = False
@@ -156,13 +161,15 @@ class SimulatedDevice(HostDevice):
         faults: Collection[Fault] = (),
         patience_s: float = 20.0,
         on_call: Callable[[str], None] | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self.directed = directed
         self.on_call = on_call
         self._random = random.Random(seed)
         self._faults = frozenset(faults)
         self._patience_s = patience_s
-        self._changed = threading.Condition()
+        self._runtime = runtime or ThreadRuntime()
+        self._changed = self._runtime.condition(CONDITION)
         self._pending: list[_Piece] = []
         self._launches = 0
         self._waiting = 0
@@ -239,7 +246,7 @@ class SimulatedDevice(HostDevice):
             self._waiting += 1
             self._changed.notify_all()
             try:
-                if not self._changed.wait_for(lambda: progress.left == 0, self._patience_s):
+                if not self._until(lambda: progress.left == 0, self._patience_s):
                     raise SimulatedDeviceError(
                         f"{progress.left} pieces of launch {progress.number} have not landed within "
                         f"{self._patience_s:g} s; call land_next or land_all"
@@ -284,7 +291,7 @@ class SimulatedDevice(HostDevice):
     def until_waited(self, timeout_s: float | None = None) -> bool:
         """Wait until a thread waits for a transfer; whether one does."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._waiting > 0, timeout_s or self._patience_s)
+            return self._until(lambda: self._waiting > 0, timeout_s or self._patience_s)
 
     def fail(self, operation: str, *, after: int = 0, error: Exception | None = None) -> None:
         """Make one call of `operation` raise, once: the next one, or the one `after` more calls.
@@ -296,8 +303,15 @@ class SimulatedDevice(HostDevice):
 
     def hold(self, operation: str) -> Hold:
         """Stop the next thread that starts `operation`, until the result's `release`."""
-        hold = self._holds[operation] = Hold(operation, self._patience_s)
+        reached, opened = (self._runtime.event(f"{operation} is {what}") for what in ("reached", "released"))
+        hold = self._holds[operation] = Hold(operation, self._patience_s, reached, opened)
         return hold
+
+    def time_passes(self) -> None:
+        """Some pieces may land now, unless directed. Any thread."""
+        if self._pending:
+            with self._changed:
+                self._drift()
 
     # ------------------------------------------------------------------------------------ inside
 
@@ -317,6 +331,16 @@ class SimulatedDevice(HostDevice):
                     failures.popleft()
                     raise error
                 failures[0] = (after - 1, error)
+
+    def _until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until something holds; False if the limit passed first. Under the condition."""
+        deadline = Deadline(self._runtime, limit_s)
+        while not holds():
+            remaining = deadline.remaining()
+            if remaining <= 0:
+                return False
+            self._changed.wait(remaining)
+        return True
 
     def _drift(self) -> None:
         """Time passes: some pieces land, whichever."""
