@@ -1,18 +1,19 @@
-"""Drives the production cache, eager: rows of a trace become tensors, scheduler events become scheduler outputs.
+"""Drives the production cache: rows of a trace become tensors, scheduler events become scheduler outputs.
 
-Nothing waits: the runtime's clock stands still and its waits end at once, which is right for a cache that runs alone.
-Every tensor given to the cache is overwritten as soon as the call returns.
+Eagerly, if no more is said: then nothing waits, the clock stands still and waits end at once, which is right for a
+cache that runs alone. Every tensor given to the cache is overwritten as soon as the call returns.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from conformance.drivers.standing import StandingRuntime
 from conformance.schedules.driver import Outcome, Snapshot
 from conformance.schedules.oracle import HIDDEN_KEY
 from conformance.schedules.trace import (
@@ -38,8 +39,10 @@ from omni_prefix_fast import (
     PrefixCacheConfig,
     StageCacheOutputs,
 )
-from omni_prefix_fast import runtime as fast_runtime
-from omni_prefix_fast.device import HostDevice
+from omni_prefix_fast.device import Device, HostDevice
+from omni_prefix_fast.recycler import OutputAllocator
+from omni_prefix_fast.runtime import Runtime
+from omni_prefix_fast.types import IntArray
 
 Observe = Callable[[str, Mapping[str, object]], None]
 
@@ -47,12 +50,29 @@ NEVER_ISSUED = 1 << 40
 LANE = 1_000_003
 """What lane j of a row adds j times: small enough for a float32 to hold every lane exactly."""
 GARBAGE = -7
+_FLOAT, _INTEGER = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class FastDriver:
-    """Applies a trace to `OmniPrefixCacheManager`. `observe` is told every action, with what it acted on."""
+    """Applies a trace to `OmniPrefixCacheManager`.
 
-    def __init__(self, header: Header, *, observe: Observe | None = None) -> None:
+    Args:
+        header: the trace's.
+        observe: told every action, with what it acted on, on its thread.
+        runtime: None: the cache is eager, and alone. Else where the threads of an asynchronous one come from.
+        device: what moves rows. None: the host.
+        allocate: makes the tensors that are handed over.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        *,
+        observe: Observe | None = None,
+        runtime: Runtime | None = None,
+        device: LimitedDevice | None = None,
+        allocate: OutputAllocator | None = None,
+    ) -> None:
         self._observe = observe
         self.header = header
         self.keys = {key.name: key for key in header.keys}
@@ -67,9 +87,15 @@ class FastDriver:
             staging_depth=header.staging_depth,
             staging_capacity_tokens=header.page_rows,
         )
-        self._device = FullDevice()
+        self._device = device or FullDevice()
         self.cache = OmniPrefixCacheManager(
-            config, self, eager=True, runtime=StandingRuntime(), device=self._device, trace=self._on_action
+            config,
+            self,
+            eager=runtime is None,
+            runtime=runtime or StandingRuntime(),
+            device=self._device,
+            output_allocator=allocate,
+            trace=self._on_action,
         )
         mm = [key for key in header.keys if key.name != HIDDEN_KEY]
         self.cache.register_policy(
@@ -89,7 +115,18 @@ class FastDriver:
         except (OmniPrefixCacheUnmatchError, MemoryError) as error:
             self.failed = self.failed or type(error).__name__ == "OmniPrefixCacheWriteError"
             return Outcome(error=type(error).__name__, detail=str(error))
-        return Outcome(due=None if outputs is None else self._due(outputs))
+        if outputs is None:
+            return Outcome()
+        try:
+            return Outcome(due=self.due_of(outputs, event.due if isinstance(event, Materialize) else None))
+        except TornError as torn:
+            return Outcome(error="torn rows", detail=str(torn))
+
+    def due_of(self, outputs: StageCacheOutputs, expected: Due | None = None) -> Due:
+        """What was handed over, as a trace tells it. `expected`, if it is just that. Raises `TornError`."""
+        if expected is not None and self._holds(outputs, expected):
+            return expected
+        return self._decoded(outputs)
 
     def snapshot(self) -> Snapshot:
         """The manager's tables."""
@@ -142,7 +179,7 @@ class FastDriver:
                 self._fail = event.stage
             case Rest():
                 if not self.failed:
-                    self._check_at_rest()
+                    self.check_at_rest()
             case Shutdown():
                 self.cache.shutdown()
         return None
@@ -165,9 +202,31 @@ class FastDriver:
         finally:
             self._device.is_full = False
             for tensor in live.values():
-                tensor.fill_(GARBAGE)
+                tensor.numpy()[:] = GARBAGE
 
-    def _due(self, outputs: StageCacheOutputs) -> Due:
+    def _holds(self, outputs: StageCacheOutputs, due: Due) -> bool:
+        """Whether exactly `due` was handed over. Decoding tells more, and takes longer."""
+        found: dict[str, Mapping[str, torch.Tensor]] = {k: v for k, v in outputs.mm_outputs.items() if v}
+        if outputs.hidden_states:
+            found[HIDDEN_KEY] = outputs.hidden_states
+        if outputs.spans != due.spans or found.keys() != due.rows.keys():
+            return False
+        for name, column in due.rows.items():
+            tensors, key = found[name], self.keys[name]
+            if tensors.keys() != column.keys():
+                return False
+            if not all(is_encoded(key, tensors[req], rows) for req, rows in column.items()):
+                return False
+            if name != HIDDEN_KEY and not self._spans_fit(outputs, name, column):
+                return False
+        return True
+
+    @staticmethod
+    def _spans_fit(outputs: StageCacheOutputs, name: str, column: Mapping[str, Sequence[int]]) -> bool:
+        spans = outputs.mm_spans[name]
+        return all(spans[r] == (outputs.spans[r][0], outputs.spans[r][0] + len(rows)) for r, rows in column.items())
+
+    def _decoded(self, outputs: StageCacheOutputs) -> Due:
         rows: dict[str, dict[str, list[int]]] = {}
         if outputs.hidden_states:
             rows[HIDDEN_KEY] = {
@@ -178,8 +237,10 @@ class FastDriver:
                 rows[name] = {req: decode(self.keys[name], value) for req, value in payloads.items()}
             for req, column in rows.get(name, {}).items():
                 start, end = outputs.mm_spans[name][req]
-                assert start == outputs.spans[req][0], f"{name} of {req} starts at {start}, span {outputs.spans[req]}"
-                assert end - start == len(column), f"{name} of {req}: {len(column)} rows for {start}..{end}"
+                if start != outputs.spans[req][0]:
+                    raise TornError(f"{name} of {req} starts at {start}, span {outputs.spans[req]}")
+                if end - start != len(column):
+                    raise TornError(f"{name} of {req}: {len(column)} rows for {start}..{end}")
         return Due(rows=rows, spans=dict(outputs.spans))
 
     def _on_action(self, action: str, acted_on: Mapping[str, object]) -> None:
@@ -190,7 +251,8 @@ class FastDriver:
             stage, self._fail = self._fail, None
             raise OSError(f"the {stage} was made to fail")
 
-    def _check_at_rest(self) -> None:
+    def check_at_rest(self) -> None:
+        """Raise `AssertionError` if anything is left behind."""
         seen = self.cache.inspect()
         left = {
             "tasks": seen.tasks,
@@ -233,105 +295,63 @@ def _new(admission: Admission) -> Any:
     )
 
 
+class TornError(AssertionError):
+    """A tensor that was handed over holds what no row looks like."""
+
+
 def encode(key: KeySetting, rows: Sequence[int], padded: int, width: int) -> torch.Tensor:
     """Rows as a tensor `(padded, width)`, with garbage in the padding. Lane j of row r is `r + j * LANE`."""
-    dtype = torch.float32 if key.item_bytes == 4 else torch.int64
-    tensor = torch.full((padded, width), GARBAGE, dtype=dtype)
-    lanes = torch.arange(width, dtype=torch.int64) * LANE
-    if rows:
-        tensor[: len(rows)] = (torch.tensor(rows, dtype=torch.int64).unsqueeze(1) + lanes).to(dtype)
-    return tensor
+    tensor = np.full((padded, width), GARBAGE, dtype=_dtype(key))
+    tensor[: len(rows)] = _lanes_of(rows, width)
+    return torch.from_numpy(tensor)
+
+
+def is_encoded(key: KeySetting, value: torch.Tensor, rows: Sequence[int]) -> bool:
+    """Whether a tensor is just these rows. A row of 0 is zeros in every lane."""
+    found = value.numpy()
+    if found.shape != (len(rows), key.width) or found.dtype != _dtype(key):
+        return False
+    due = _lanes_of(rows, key.width)
+    if 0 in rows:
+        due[np.asarray(rows) == 0] = 0
+    return bool((found == due).all())
 
 
 def decode(key: KeySetting, value: torch.Tensor) -> list[int]:
-    """The rows of a tensor. Raises `AssertionError` where it holds what no row looks like."""
-    assert value.dim() == 2, f"{key.name} has shape {tuple(value.shape)}, width {key.width} is due"
-    assert value.shape[1] == key.width, f"{key.name} has shape {tuple(value.shape)}, width {key.width} is due"
+    """The rows of a tensor. Raises `TornError` where it holds what no row looks like."""
+    if value.dim() != 2 or value.shape[1] != key.width:
+        raise TornError(f"{key.name} has shape {tuple(value.shape)}, width {key.width} is due")
     whole = value.to(torch.int64)
     rows: list[int] = whole[:, 0].tolist()
     lanes = torch.arange(key.width, dtype=torch.int64) * LANE
     zero = (whole == 0).all(dim=1)
     sound = (whole == whole[:, :1] + lanes).all(dim=1) | zero
-    assert bool(sound.all()), f"{key.name}: rows torn, or never written: {value[~sound].tolist()}"
+    if not bool(sound.all()):
+        raise TornError(f"{key.name}: rows torn, or never written: {value[~sound].tolist()}")
     return rows
+
+
+def _dtype(key: KeySetting) -> np.dtype[Any]:
+    return _FLOAT if key.item_bytes == 4 else _INTEGER
+
+
+def _lanes_of(rows: Sequence[int], width: int) -> IntArray:
+    return np.array(rows, dtype=np.int64).reshape(-1, 1) + np.arange(width, dtype=np.int64) * LANE
+
+
+class LimitedDevice(Device, Protocol):
+    """A device that can be told to have no room for another clone."""
+
+    is_full: bool
 
 
 class FullDevice(HostDevice):
     """The host as a device, with no room for another clone where `is_full` says so."""
 
-    is_full = False
+    is_full: bool = False
 
     def clone(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `Device`."""
         if self.is_full:
             raise MemoryError("the device has no room for the clone")
         return super().clone(rows, dtype)
-
-
-class StandingRuntime:
-    """A runtime for one thread: the clock stands still, and a wait that would block ends at once, empty-handed."""
-
-    def monotonic(self) -> float:
-        """Always the same moment."""
-        return 0.0
-
-    def lock(self, name: str) -> fast_runtime.Lock:
-        """A lock; in one thread it is never contended."""
-        return _FreeLock(name)
-
-    def condition(self, name: str) -> fast_runtime.Condition:
-        """A condition whose waits end at once."""
-        return _StandingCondition(name)
-
-    def event(self, name: str) -> fast_runtime.Event:
-        """An event whose waits end at once."""
-        return _StandingEvent(name)
-
-    def spawn(self, name: str, target: Callable[[], None]) -> fast_runtime.Thread:  # noqa: ARG002
-        """Refused: an eager cache has no thread."""
-        raise AssertionError(f"an eager cache starts the thread {name!r}")
-
-
-class _FreeLock:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ARG002
-        taken = self._lock.acquire(blocking=False)
-        assert taken, f"lock {self._name!r} is taken twice by one thread"
-        return taken
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class _StandingCondition(_FreeLock):
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None, f"a wait on {self._name!r} has no limit"
-        return False
-
-    def notify_all(self) -> None:
-        """Nobody waits."""
-
-
-class _StandingEvent:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._set = False
-
-    def set(self) -> None:
-        self._set = True
-
-    def is_set(self) -> bool:
-        return self._set
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None, f"a wait on {self._name!r} has no limit"
-        return self._set

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.drivers.fast import StandingRuntime, decode, encode
+from conformance.drivers.fast import decode, encode
+from conformance.drivers.standing import StandingRuntime
 from conformance.schedules.content import ROWS
 from conformance.schedules.trace import KeySetting
 

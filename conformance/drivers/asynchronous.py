@@ -1,0 +1,240 @@
+"""The production cache with its own threads, under the serial scheduler and on the simulated device.
+
+The engine thread takes a trace's events in order. Each materialize and discard goes to a builder, at its place in the
+trace, and runs whenever the strategy lets it: steps are consumed late, in other orders, and in the middle of a save.
+What is due stays the same. Events of one step stay in order, and the engine waits for the builders only where something
+else would be due otherwise: before a save that is due to time out, at rest, and before a shutdown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from conformance.device.simulated import CONDITION, POISON, SimulatedDevice
+from conformance.drivers.agree import tables_differ
+from conformance.drivers.builders import Builders
+from conformance.drivers.expected import tables_at_rest
+from conformance.drivers.fast import FastDriver
+from conformance.drivers.overlap import OverlappingJudge
+from conformance.drivers.subject import Failure, Kind, Moment, Run
+from conformance.interleave.baton import CrashError, LeftBehindError, RunError, Task
+from conformance.interleave.runtime import SerialRuntime
+from conformance.interleave.strategies import Replay, Strategy, drawn
+from conformance.schedules.driver import Outcome
+from conformance.schedules.trace import (
+    TIMEOUT,
+    Discard,
+    Due,
+    Event,
+    Interleaving,
+    Materialize,
+    Rest,
+    Save,
+    Shutdown,
+    Trace,
+)
+from omni_prefix_fast import OmniPrefixCacheWriteError, StageCacheOutputs
+
+QUIET = ("counters", CONDITION, Builders.WORK, Builders.DONE)
+"""Guard a few lines without a point in them."""
+POINTS_OF_EVENT = 18
+"""About how many points the event of a trace has: what change points of a strategy are drawn from."""
+KEPT = 0.7
+"""How likely a consumer keeps what it was handed, until the end of the run."""
+
+
+class AsynchronousFast:
+    """The production cache, asynchronous, every thread interleaved as a seed or a saved interleaving says."""
+
+    name = "fast-async"
+    interleaves = True
+
+    def run(
+        self, trace: Trace, *, seed: int = 0, interleaving: Interleaving | None = None, record: bool = False
+    ) -> Run:
+        """Run a trace."""
+        if interleaving is None:
+            strategy: Strategy = drawn(seed, max(1, POINTS_OF_EVENT * len(trace.events)))
+            return Session(trace, strategy, device_seed=seed, record=record).run()
+        return Session(trace, Replay(interleaving.switches), device_seed=interleaving.device_seed, record=record).run()
+
+
+class FoundError(Exception):
+    """Something is wrong: the run ends here."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class _Device(SimulatedDevice):
+    """Has no room for another clone where it is told so."""
+
+    is_full = False
+
+    def clone(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """See `Device`."""
+        if self.is_full:
+            raise MemoryError("the device has no room for the clone")
+        return super().clone(rows, dtype)
+
+
+class _Driver(FastDriver):
+    """Keeps what was handed over, for a last look; and tells what is left behind after a failure, too."""
+
+    def __init__(self, trace: Trace, runtime: SerialRuntime, device: _Device, session: Session) -> None:
+        self.kept: list[tuple[StageCacheOutputs, Due]] = []
+        self._drops = random.Random(f"consumer {session.device_seed}")
+        super().__init__(
+            trace.header, observe=session.observe, runtime=runtime, device=device, allocate=poisoned_outputs
+        )
+
+    def due_of(self, outputs: StageCacheOutputs, expected: Due | None = None) -> Due:
+        """See `FastDriver`."""
+        due = super().due_of(outputs, expected)
+        if self._drops.random() < KEPT:
+            self.kept.append((outputs, due))
+        return due
+
+
+class Session:
+    """One run of one trace."""
+
+    def __init__(self, trace: Trace, strategy: Strategy, *, device_seed: int, record: bool = False) -> None:
+        self.trace = trace
+        self.device_seed = device_seed
+        self.runtime = SerialRuntime(strategy, quiet=QUIET)
+        self.actions: Counter[str] = Counter()
+        self.moments: list[Moment] = []
+        self._record = record
+        self._at: dict[str, int] = {}
+        """Event that each thread is busy with."""
+        self._events = 0
+        self._device = _Device(device_seed, runtime=self.runtime, on_call=self.runtime.point)
+        self._driver = _Driver(trace, self.runtime, self._device, self)
+        self._judge = OverlappingJudge()
+        self._builders = Builders(self.runtime, 1 + device_seed % 2, self._apply)
+        if record:
+            self.runtime.baton.on_turn = self._turn
+
+    def run(self) -> Run:
+        """Run the trace to its end, or to the first failure."""
+        failure: Failure | None = None
+        try:
+            self.runtime.run(self._program)
+        except FoundError as found:
+            failure = found.failure
+        except RunError as error:
+            failure = self._failure_of(error)
+        return Run(
+            failure,
+            self._events,
+            self.actions,
+            Interleaving(device_seed=self.device_seed, switches=self.runtime.switches),
+            self.runtime.points,
+            tuple(self.moments),
+        )
+
+    def _failure_of(self, error: RunError) -> Failure:
+        if isinstance(error, CrashError) and isinstance(error.__cause__, FoundError):
+            return error.__cause__.failure
+        kind: Kind = "deadlock"
+        if isinstance(error, CrashError):
+            kind = "crash"
+        elif isinstance(error, LeftBehindError):
+            kind = "left behind"
+        index = self._at.get("engine", -1)
+        return Failure(index, self.trace.events[index].event if index >= 0 else "", kind, str(error))
+
+    # ------------------------------------------------------------------------- the threads
+
+    def _program(self) -> None:
+        """What the engine thread does."""
+        for index, event in enumerate(self.trace.events):
+            if isinstance(event, (Materialize, Discard)):
+                self._builders.post(index, event)
+                continue
+            if isinstance(event, (Rest, Shutdown)) or (isinstance(event, Save) and event.error == TIMEOUT):
+                self._builders.wait()
+            self._apply(index, event)
+        self._builders.close()
+        self._at.pop("engine", None)
+        self._driver.cache.shutdown()
+        for outputs, due in self._driver.kept:
+            if (found := self._driver.due_of(outputs, due)) is not due:
+                raise FoundError(Failure(-1, "", "outcome", f"{due} was handed over, and became {found}"))
+
+    def _apply(self, index: int, event: Event) -> None:
+        thread = self.runtime.thread
+        self._at[thread] = index
+        self._events += 1
+        if self._record:
+            self._tell("call", event=event.event)
+        told_before = self._judge.begin()
+        try:
+            if isinstance(event, Rest):
+                self._rest(index)
+                outcome = Outcome()
+            else:
+                outcome = self._driver.apply(event)
+        except FoundError:
+            raise
+        except Exception as error:
+            raise FoundError(Failure(index, event.event, "crash", f"{type(error).__name__}: {error}")) from error
+        if self._record:
+            self._tell("return", error=outcome.error)
+        mismatch = self._judge.judge(index, event, outcome, told_before=told_before)
+        if mismatch is not None:
+            raise FoundError(Failure(index, event.event, "outcome", mismatch))
+        del self._at[thread]
+
+    def _rest(self, index: int) -> None:
+        """Everything has landed and been consumed: tables are the reference's, and nothing is left."""
+        try:
+            self._driver.cache.drain()
+        except OmniPrefixCacheWriteError:
+            if not self._judge.may_fail:
+                raise
+            with contextlib.suppress(OmniPrefixCacheWriteError):
+                self._driver.cache.drain()  # the next call lets go of everything
+        else:
+            due = tables_at_rest(self.trace)[index]
+            different = tables_differ(due, self._driver.snapshot()) if due is not None else None
+            if different is not None:
+                raise FoundError(Failure(index, "rest", "tables", different))
+        self._driver.check_at_rest()
+
+    # ------------------------------------------------------------------------- what is told
+
+    def observe(self, action: str, acted_on: Mapping[str, object]) -> None:
+        """The cache's trace sink: each action is a point."""
+        self.actions[action] += 1
+        if self._record:
+            self._tell(action, **{name: _plain(value) for name, value in acted_on.items()})
+        self._device.time_passes()
+        self.runtime.point(action)
+
+    def _tell(self, action: str, **details: object) -> None:
+        thread = self.runtime.thread
+        self.moments.append(Moment(self.runtime.points, thread, action, details, self._at.get(thread, -1)))
+
+    def _turn(self, what: str, task: Task) -> None:
+        waits = {} if task.waits is None or what != "block" else {"for": task.waits.told()}
+        self.moments.append(Moment(self.runtime.points, task.name, what, waits, self._at.get(task.name, -1)))
+
+
+def poisoned_outputs(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An `OutputAllocator` whose memory is poison until it is written."""
+    memory = np.full(math.prod(shape) * dtype.itemsize, POISON, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(tuple(shape)) if memory.size else torch.empty(*shape, dtype=dtype)
+
+
+def _plain(value: object) -> object:
+    return tuple(value.tolist()) if isinstance(value, np.ndarray) else value
