@@ -328,7 +328,10 @@ class PrefixCacheMachine:
                 first_chunk=chunk.chunk_id,
             )
         self._counters.add("writes_deferred", len(opened))
-        self._counters.trace("append_rows", step=layout.step_id, keys=tuple(clones), opened=tuple(opened))
+        writes = [self.log.open_writes[r].task_id for r in opened]
+        self._counters.trace(
+            "append_rows", step=layout.step_id, keys=tuple(clones), opened=tuple(opened), tasks=tuple(writes)
+        )
 
     def _issue_task(self) -> TaskId:
         task_id = self._next_task
