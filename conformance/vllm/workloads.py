@@ -392,6 +392,20 @@ SLOW_RUNNER_WORKLOADS: tuple[Workload, ...] = (
 )
 """Stand for the larger mixtures on a runner whose steps are slow: V2, whose kernels are interpreted on a CPU."""
 
+
+def asynchronous(workload: Workload) -> Workload:
+    """The same with copies, writes and gathers on threads of the cache's own."""
+    omni_prefix = workload.engine.omni_prefix | _ASYNC
+    return replace(
+        workload, name=f"{workload.name}-asynchronous", engine=replace(workload.engine, omni_prefix=omni_prefix)
+    )
+
+
+ASYNCHRONOUS: tuple[Workload, ...] = tuple(
+    asynchronous(workload) for workload in WORKLOADS if "eager" not in workload.engine.omni_prefix
+)
+"""Every workload in the mode that it does not name."""
+
 V2_NAMES = (
     "identical-at-once",
     "chunked-prefill",
@@ -403,4 +417,4 @@ V2_NAMES = (
 )
 """What is run on the V2 runner every day."""
 
-BY_NAME = {workload.name: workload for workload in (*WORKLOADS, *SLOW_RUNNER_WORKLOADS)}
+BY_NAME = {workload.name: workload for workload in (*WORKLOADS, *ASYNCHRONOUS, *SLOW_RUNNER_WORKLOADS)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.vllm.run import Comparison, Report
-from conformance.vllm.workloads import V2_NAMES, WORKLOADS, Workload
+from conformance.vllm.workloads import ASYNCHRONOUS, V2_NAMES, WORKLOADS, Workload
 
 if TYPE_CHECKING:
     from tests.vllm.conftest import V2Process
@@ -23,9 +23,9 @@ def check(report: Report) -> None:
     assert report.rows_compared > 0
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", (*WORKLOADS, *ASYNCHRONOUS), ids=lambda w: w.name)
 def test_v1_rows_are_the_same_with_the_cache_and_without(workload: Workload, comparison: Comparison) -> None:
-    """V1 model runner: no row differs, none is missing, and what the workload is for did happen."""
+    """V1 model runner, eager and asynchronous: no row differs, none is missing, what the workload is for did happen."""
     check(comparison.run(workload))
 
 
