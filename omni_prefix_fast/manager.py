@@ -37,6 +37,7 @@ from omni_prefix_fast.metrics import Counters, Footprint, LockTimes, Statistics,
 from omni_prefix_fast.pool import RowSpec
 from omni_prefix_fast.recycler import OutputAllocator, RecyclingAllocator
 from omni_prefix_fast.runtime import Runtime, ThreadRuntime
+from omni_prefix_fast.steps import StepContext
 from omni_prefix_fast.types import Key, ReqId, StageCacheOutputs, StepId
 
 logger = logging.getLogger(__name__)
@@ -295,7 +296,7 @@ class OmniPrefixCacheManager:
         self._check_usable()
         wanted = _as_req_ids(req_ids)
         machine = self._machine
-        context = machine.take_step(step_id, wanted)
+        context = self._take_step(step_id, wanted)
         try:
             reads = [context.reads[r] for r in wanted if r in context.reads]
             if failed := [read.failure for read in reads if read.failure is not None]:
@@ -321,7 +322,7 @@ class OmniPrefixCacheManager:
             OmniPrefixCacheWriteError: a write failed.
         """
         self._check_usable()
-        self._machine.let_go(self._machine.take_step(step_id, ()))
+        self._machine.let_go(self._take_step(step_id, ()))
         self._machine.count_discarded()
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -372,6 +373,14 @@ class OmniPrefixCacheManager:
         if self._machine.controller.failed:
             self._machine.clear()
             self._machine.controller.check()
+
+    def _take_step(self, step_id: StepId, req_ids: tuple[ReqId, ...]) -> StepContext:
+        """Consume a step. A failure or a shutdown that let go of it since the call began is told as what it is."""
+        try:
+            return self._machine.take_step(step_id, req_ids)
+        except OmniPrefixCacheContractError:
+            self._check_usable()
+            raise
 
     def _give_up_unsaved_step(self) -> None:
         """A step that computed tokens but was never saved: give its slots up, or a later hit would find stale rows."""

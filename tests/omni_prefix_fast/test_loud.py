@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -46,6 +47,26 @@ def test_builder_stopped_before_its_gather_gets_an_error_not_zeros(end: str) -> 
         expected = OmniPrefixCacheClosedError if end == "shutdown" else OmniPrefixCacheWriteError
         with pytest.raises(expected):
             builder.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("end", ["shutdown", "failure"])
+def test_a_step_let_go_of_while_its_builder_comes_is_told_as_the_end_it_was(end: str) -> None:
+    """The cache ends after `materialize` began and before it took its step: that end is raised, no wrong use."""
+    engine = Engine()
+    step = engine.step(new=[("A", [0], 0, 4)])
+
+    def ending() -> Iterator[str]:
+        if end == "shutdown":
+            engine.cache.shutdown()
+        else:
+            engine.start(new=[("C", [2], 0, 4)])
+            engine.view.order = ["C", "C"]  # a batch that lists a request twice cannot be given up
+            with pytest.raises(OmniPrefixCacheWriteError):
+                engine.cache.new_step_starts(engine.schedule(new=[("D", [3], 0, 1)]))
+        yield "A"
+
+    with pytest.raises(OmniPrefixCacheClosedError if end == "shutdown" else OmniPrefixCacheWriteError):
+        engine.cache.materialize(step, ending())
 
 
 def test_a_step_that_cannot_be_given_up_ends_the_cache() -> None:
