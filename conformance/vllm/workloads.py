@@ -395,7 +395,7 @@ SLOW_RUNNER_WORKLOADS: tuple[Workload, ...] = (
 
 def asynchronous(workload: Workload) -> Workload:
     """The same with copies, writes and gathers on threads of the cache's own."""
-    omni_prefix = workload.engine.omni_prefix | _ASYNC
+    omni_prefix = {**workload.engine.omni_prefix, **_ASYNC}
     return replace(
         workload, name=f"{workload.name}-asynchronous", engine=replace(workload.engine, omni_prefix=omni_prefix)
     )
