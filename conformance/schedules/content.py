@@ -10,10 +10,19 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 Prefix: TypeAlias = tuple[int, ...]
-"""A salt (what conditions the request beside its tokens), then the tokens from the first on."""
+"""A salt (what conditions the whole request beside its tokens), then the tokens from the first on.
+
+A token is a number from 0 on, or, inside a multimodal item's span, that item's (`item_token`): the engine's ids are the
+same placeholder whatever the item, content is not.
+"""
 
 ROWS = 1 << 22
 """Rows are 1 .. `ROWS`, so that a float32 holds them, and a few lanes beyond, exactly. 0 is the row of zeros."""
+
+
+def item_token(item: int) -> int:
+    """What stands at each position of the span of a multimodal item, numbered from 0 on."""
+    return -1 - item
 
 
 @lru_cache(maxsize=1 << 16)

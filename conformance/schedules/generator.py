@@ -2,20 +2,22 @@
 
 A seed is a trace: `generate(seed)` draws the sizes of the cache, then requests, then steps. What is drawn now and then:
 same-step hits, chunked prefill, preemption (resumed requests are told as resumed or as new), aborts, streaming
-continuations, ids used again, finished ids told late, blocks that were filled from outside, mm keys that only some
-steps emit, small budgets, few staging pages, late and out-of-order and partial and discarded materialize, calls that
-the contract refuses, full staging pools, failing writes, shutdown.
+continuations, multimodal items that end inside a block, ids used again, finished ids told late, blocks that were filled
+from outside, mm keys that only some steps emit, small budgets, few staging pages, late and out-of-order and partial and
+discarded materialize, calls that the contract refuses, full staging pools, failing writes, shutdown.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from conformance.schedules.arrivals import Arrivals
 from conformance.schedules.blocks import Blocks
+from conformance.schedules.chances import CODES, FEED, HIDDEN, TONES, Chances
 from conformance.schedules.content import Prefix
-from conformance.schedules.oracle import HIDDEN_KEY, Delivery, Oracle, Served, due_of
+from conformance.schedules.oracle import Delivery, Oracle, Served, due_of
 from conformance.schedules.scheduler import Limits, Placed, Request, Scheduler
 from conformance.schedules.trace import (
     CLOSED,
@@ -27,7 +29,6 @@ from conformance.schedules.trace import (
     Event,
     Fail,
     Header,
-    KeySetting,
     Materialize,
     Part,
     Rest,
@@ -37,11 +38,6 @@ from conformance.schedules.trace import (
     Trace,
     Unsaved,
 )
-
-FEED = KeySetting(name="feed", width=1, item_bytes=8)
-CODES = KeySetting(name="codes", width=2, item_bytes=8, deferred=True)
-TONES = KeySetting(name="tones", width=1, item_bytes=8, deferred=True)
-HIDDEN = KeySetting(name=HIDDEN_KEY, width=2, item_bytes=4)
 
 
 @dataclass(frozen=True)
@@ -59,52 +55,13 @@ def generate(seed: int) -> Generated:
     return _Generator(seed).run()
 
 
-@dataclass
-class _Chances:
-    """How likely each thing is, drawn once a trace so that traces differ in kind."""
-
-    abort: float
-    preempt: float
-    late_report: float
-    stream: float
-    unsaved: float
-    misuse: float
-    partial: float
-    discard: float
-    hoard: float
-    """Leave steps unconsumed for as long as the staging pool lets them be."""
-    emit: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def draw(cls, rng: random.Random, keys: list[KeySetting]) -> _Chances:
-        def some(*values: float) -> float:
-            return rng.choice(values)
-
-        emit = {key.name: some(0.0 if key == FEED else 1.0, 0.2, 0.5, 0.8) for key in keys}
-        if HIDDEN not in keys:
-            # Deferred rows, and nothing that would have a planned read fetched before its block changes hands.
-            emit[FEED.name] = some(0.0, 0.0, 0.3)
-        return cls(
-            abort=some(0.0, 0.05, 0.15),
-            preempt=some(0.0, 0.05, 0.2) if HIDDEN in keys else some(0.1, 0.3),
-            late_report=some(0.0, 0.3, 0.6),
-            stream=some(0.0, 0.0, 0.3),
-            unsaved=some(0.0, 0.0, 0.0, 0.0, 0.1),
-            misuse=some(0.0, 0.03, 0.1),
-            partial=some(0.0, 0.2),
-            discard=some(0.0, 0.1, 0.3),
-            hoard=some(0.2, 0.6, 0.9) if HIDDEN in keys else some(0.6, 0.9),
-            emit=emit | {HIDDEN_KEY: 1.0},
-        )
-
-
 class _Generator:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         rng = self.rng = random.Random(f"omni-prefix trace {seed}")
         hidden = rng.random() < 0.7
         keys = [*([HIDDEN] if hidden else []), FEED, CODES, TONES]
-        self.chances = _Chances.draw(rng, keys)
+        self.chances = Chances.draw(rng, keys)
         block_size = rng.choice((1, 2, 2, 4))
         num_blocks = rng.randint(4, 10)
         max_tokens = rng.randint(2, 12)
@@ -122,8 +79,13 @@ class _Generator:
         self.scheduler = Scheduler(self.blocks, self.limits, rng)
         self.oracle = Oracle([key.name for key in keys])
         self.tell_resumed_as_new = rng.random() < 0.4
-        self.capacity = num_blocks * block_size
-        self.documents = [self._tokens(self.capacity) for _ in range(rng.randint(1, 3))]
+        self.arrivals = Arrivals(
+            rng,
+            capacity=num_blocks * block_size,
+            vocabulary=self.limits.vocabulary,
+            stream=self.chances.stream,
+            item=self.chances.item,
+        )
         self.events: list[Event] = []
         self.counts: Counter[str] = Counter()
         self.ended: list[str] = []
@@ -156,25 +118,11 @@ class _Generator:
 
     # ------------------------------------------------------------------------- requests
 
-    def _tokens(self, count: int) -> tuple[int, ...]:
-        return tuple(self.rng.randrange(self.limits.vocabulary) for _ in range(count))
-
     def _arrive(self) -> None:
         while len(self.scheduler.requests) < 5 and self.rng.random() < 0.6:
-            alive = {request.req for request in self.scheduler.requests}
-            req = self.rng.choice([f"r{i}" for i in range(8) if f"r{i}" not in alive])
-            salt = self.rng.choice((0, 0, 0, 1))
-            shared = self.rng.choice(self.documents)[: self.rng.randint(0, self.capacity - 3)]
-            tail = self._tokens(self.rng.randint(0 if shared else 1, 3))
-            prompt = (shared + tail)[: self.capacity - 2]
-            chunks: tuple[tuple[int, ...], ...] = ()
-            if self.rng.random() < self.chances.stream:
-                chunks = tuple(self._tokens(self.rng.randint(1, 3)) for _ in range(self.rng.randint(1, 2)))
-            room = self.capacity - len(prompt) - sum(len(chunk) + 3 for chunk in chunks)
-            if room < 0:
-                chunks, room = (), self.capacity - len(prompt)
-            length = len(prompt) + self.rng.randint(0, min(room, 4))
-            self.scheduler.add(Request(req, (salt, *prompt), length, chunks))
+            request = self.arrivals.draw({request.req for request in self.scheduler.requests})
+            self.counts["prompts with an item"] += min(request.content) < 0
+            self.scheduler.add(request)
 
     def _interfere(self) -> None:
         """Aborts and preemptions between steps."""
@@ -198,7 +146,7 @@ class _Generator:
     def _load_from_outside(self) -> None:
         size = self.blocks.block_size
         for _ in range(self.rng.randint(1, 2)):
-            prefix: Prefix = (0, *self.rng.choice(self.documents)[:size])
+            prefix: Prefix = (0, *self.rng.choice(self.arrivals.documents)[:size])
             if prefix not in self.blocks.published and self.blocks.load(prefix) is not None:
                 self.counts["blocks filled from outside"] += 1
 
