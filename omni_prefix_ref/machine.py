@@ -9,7 +9,7 @@ action stands in `rules`; the order in which the actions run is the driver's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Self
@@ -54,6 +54,7 @@ from omni_prefix_ref.state import (
     at,
     drop,
     put,
+    replace,
 )
 
 
