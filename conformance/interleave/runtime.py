@@ -134,7 +134,8 @@ class SerialLock:
 
     def _take(self) -> None:
         self.owner = running = self._baton.running
-        running.holds.append(self.name)
+        if not self._quiet:
+            running.holds.append(self.name)
         for waiter in self.waiters:
             self._baton.make_unready(waiter)
 
@@ -150,18 +151,25 @@ class SerialLock:
             if baton.over is not None:  # a wait was broken off
                 return
             raise RuntimeError(f"thread {baton.running.name!r} releases lock {self.name!r}, which it does not hold")
-        self.owner.holds.remove(self.name)
+        if not self._quiet:
+            self.owner.holds.remove(self.name)
         self.owner = None
         for waiter in self.waiters:
             baton.make_ready(waiter)
 
     def __enter__(self) -> bool:
+        if self._quiet and self.owner is None and not self.waiters:  # the common case, and the cheap one
+            self.owner = self._baton.running
+            return True
         return self.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        self.release()
+        if self._quiet and not self.waiters:
+            self.owner = None
+        else:
+            self.release()
 
 
 class _Signal:
