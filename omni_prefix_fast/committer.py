@@ -16,6 +16,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from omni_prefix_fast.errors import (
     OmniPrefixCacheWriteError,
 )
 from omni_prefix_fast.metrics import Counters
-from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.pool import ByteRows, PrefixBlockPool
 from omni_prefix_fast.runtime import Deadline, Event, Runtime, Thread
 from omni_prefix_fast.slots import SlotTable
 from omni_prefix_fast.staging import StagingBufferPool
@@ -184,28 +185,29 @@ class OmniPrefixCacheController:
             if self._eager and not isinstance(error, Exception):
                 raise
             return False
-        with self._wake:
-            self._running = None
+        self._running = None
         task.move(TaskState.WRITTEN)
         self._end(task)
-        return True
+        return not self._eager or bool(self._queue)
 
-    def _copy(self, task: WriteTask) -> Sequence[torch.Tensor]:
+    def _copy(self, task: WriteTask) -> Sequence[torch.Tensor | ByteRows]:
         """Bring the rows of each piece to the host."""
+        host_rows: list[torch.Tensor | ByteRows]
         if isinstance(task, ImmediateWrite):
             task.transfer.wait()  # lands in the staging page
             host_rows = [part for piece in task.pieces for part in piece.rows]
         else:
             chunk_bytes = self._config.copy_chunk_bytes
-            host_rows = [self._device.gather_to_host(piece.rows, chunk_bytes) for piece in task.pieces]
-            self._counters.add("host_copies", len(host_rows))
-            self._counters.add("host_copy_bytes", sum(t.numel() * t.element_size() for t in host_rows))
+            parts = [cast("Sequence[torch.Tensor]", piece.rows) for piece in task.pieces]  # of log chunks
+            gathered = [self._device.gather_to_host(of_piece, chunk_bytes) for of_piece in parts]
+            self._counters.add_all(host_copies=len(gathered), host_copy_bytes=sum(t.nbytes for t in gathered))
+            host_rows = list(gathered)
         task.move(TaskState.HOST_READY)
         self._counters.trace("finish_copy", task=task.task_id)
         task.wake()
         return host_rows
 
-    def _write(self, task: WriteTask, host_rows: Sequence[torch.Tensor]) -> None:
+    def _write(self, task: WriteTask, host_rows: Sequence[torch.Tensor | ByteRows]) -> None:
         for piece, rows in zip(task.pieces, host_rows, strict=True):
             owned = self._table.still_owned(piece.slots, piece.versions)
             if owned.all():

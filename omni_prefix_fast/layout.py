@@ -6,7 +6,7 @@ A layout is made once a step, under no lock, and passed whole; nothing below it 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -31,6 +31,45 @@ class BatchView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What steps of the same requests with the same counts have in common, however far each request has come."""
+
+    req_ids: tuple[ReqId, ...]
+    index: Mapping[ReqId, int]
+    pick: Callable[[Mapping[ReqId, int]], tuple[int, ...]]
+    """Values of `req_ids`, in order; `KeyError` if one is missing."""
+    counts: tuple[int, ...]
+    lengths: IntArray
+    """`counts` as an array."""
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: tuple[ReqId, ...], num_scheduled: Mapping[ReqId, int], step_id: StepId) -> BatchShape:
+        """Raises `OmniPrefixCacheContractError` if the batch lacks a scheduled request or lists one twice."""
+        req_ids = tuple(filter(num_scheduled.__contains__, batch))
+        index = dict(zip(req_ids, range(len(req_ids)), strict=True))
+        if len(index) != len(num_scheduled) or len(index) != len(req_ids):
+            absent = sorted(set(num_scheduled) - set(index))
+            what = f"scheduled requests {absent} are not in the batch" if absent else "the batch lists a request twice"
+            raise OmniPrefixCacheContractError(f"step {step_id}: {what}")
+        pick = _picker(req_ids)
+        counts = pick(num_scheduled)
+        lengths = np.array(counts, dtype=np.int64)
+        return cls(req_ids, index, pick, counts, lengths, (0, *accumulate(counts)))
+
+    def fits(self, batch: tuple[ReqId, ...], num_scheduled: Mapping[ReqId, int]) -> bool:
+        """Whether a step of this batch has the shape."""
+        if len(num_scheduled) != len(self.req_ids):
+            return False
+        if batch != self.req_ids and tuple(filter(num_scheduled.__contains__, batch)) != self.req_ids:
+            return False
+        try:
+            return self.pick(num_scheduled) == self.counts
+        except KeyError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """Requests of one step and the tokens it computes for each, request after request."""
 
@@ -47,6 +86,10 @@ class StepLayout:
     """Absolute position after each request's last token."""
     slots: IntArray
     """Slot of each token, `(num_tokens,)`."""
+    shape: BatchShape | None = None
+    """What the layout of the next step may take over."""
+    reached: IntArray | None = None
+    """`ends` as an array, for the layout of the next step."""
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +110,7 @@ def make_layout(
     *,
     block_size: int,
     num_slots: int,
+    before: StepLayout | None = None,
 ) -> StepLayout:
     """Lay out a step. Engine thread, after the batch was updated.
 
@@ -74,41 +118,44 @@ def make_layout(
         step_id: the step's id.
         view: the engine's batch.
         num_scheduled: tokens to compute, by request.
-        computed: absolute position of each scheduled request's first token.
+        computed: absolute position of each scheduled request's first token. `KeyError` if one is missing.
         block_size: tokens a block.
         num_slots: slots in all.
+        before: an earlier step's layout. What holds for this step as well is not worked out again.
 
     Raises:
         OmniPrefixCacheContractError: the batch lacks a scheduled request, or its slots are no whole numbers or do not
             fit the schedule.
     """
-    req_ids = tuple(filter(num_scheduled.__contains__, view.batch_req_ids()))
-    index = dict(zip(req_ids, range(len(req_ids)), strict=True))
-    if len(index) != len(num_scheduled) or len(index) != len(req_ids):
-        absent = sorted(set(num_scheduled) - set(index))
-        what = f"scheduled requests {absent} are not in the batch" if absent else "the batch lists a request twice"
-        raise OmniPrefixCacheContractError(f"step {step_id}: {what}")
-    counts, starts = _picked(num_scheduled, req_ids), _picked(computed, req_ids)
-    offsets = (0, *accumulate(counts))
-    slots = _as_slots(view.step_slots_cpu(list(req_ids), num_scheduled), step_id)
-    total = offsets[-1]
+    batch = tuple(view.batch_req_ids())
+    shape = None if before is None else before.shape
+    if shape is None or not shape.fits(batch, num_scheduled):
+        shape = BatchShape.of(batch, num_scheduled, step_id)
+    counts, starts, total = shape.counts, shape.pick(computed), shape.offsets[-1]
+    slots = _as_slots(view.step_slots_cpu(list(shape.req_ids), num_scheduled), step_id)
     if slots.shape[0] != total:
         raise OmniPrefixCacheContractError(
             f"step {step_id}: step_slots_cpu returned {slots.shape[0]} slots for {total} scheduled tokens"
         )
+    begun = None
+    if before is not None and before.shape is shape and before.ends == starts:  # each went on where it was
+        begun = before.reached
+    if begun is None:
+        begun = np.array(starts, dtype=np.int64)
     if total:
         if int(slots.view(np.uint64).max()) >= num_slots:  # a negative slot is a huge one
             raise OmniPrefixCacheContractError(
                 f"step {step_id}: slots {int(slots.min())}..{int(slots.max())} are outside 0..{num_slots - 1}; "
                 "num_blocks or block_size differs from the engine's"
             )
-        if not _in_place(slots, offsets, starts, block_size):
+        if not _in_place(slots, shape, begun, block_size):
             raise OmniPrefixCacheContractError(
                 f"step {step_id}: slots do not stand where the computed-token counts put them; "
                 "block_size differs from the engine's, or num_computed_tokens is not the first scheduled position"
             )
     ends = tuple(map(operator.add, starts, counts))
-    return StepLayout(step_id, req_ids, index, counts, offsets, starts, ends, slots)
+    reached = begun + shape.lengths
+    return StepLayout(step_id, shape.req_ids, shape.index, counts, shape.offsets, starts, ends, slots, shape, reached)
 
 
 def _as_slots(told: Any, step_id: StepId) -> IntArray:
@@ -127,24 +174,21 @@ def _as_slots(told: Any, step_id: StepId) -> IntArray:
     return copied
 
 
-def _picked(values: Mapping[ReqId, int], req_ids: Sequence[ReqId]) -> tuple[int, ...]:
-    """Values of `req_ids`, in order. One call for all of them, since a loop over a large batch shows."""
+def _picker(req_ids: Sequence[ReqId]) -> Callable[[Mapping[ReqId, int]], tuple[int, ...]]:
+    """Picks the values of `req_ids`. One call for all of them, since a loop over a large batch shows."""
     if len(req_ids) > 1:
-        of_all: tuple[int, ...] = operator.itemgetter(*req_ids)(values)
-        return of_all
-    return tuple(values[r] for r in req_ids)
+        return operator.itemgetter(*req_ids)
+    return lambda values: tuple(values[r] for r in req_ids)
 
 
-def _in_place(slots: IntArray, offsets: Sequence[int], starts: Sequence[int], block_size: int) -> bool:
+def _in_place(slots: IntArray, shape: BatchShape, begun: IntArray, block_size: int) -> bool:
     """Whether each request's first and last token stand in their blocks where their positions say."""
-    at = np.array(offsets)
-    ahead = slots[at[:-1]] - np.array(starts)
-    if (ahead % block_size).any():
-        return False
-    if len(slots) == len(starts):  # a decode step: the first token is the last
-        return True
-    behind = slots[at[1:] - 1] - slots[at[:-1]] - (at[1:] - at[:-1] - 1)
-    return not (behind % block_size).any()
+    if len(slots) == len(begun):  # a decode step: the first token is the last
+        return not np.count_nonzero((slots - begun) % block_size)
+    at = np.array(shape.offsets)
+    first, last = slots[at[:-1]], slots[at[1:] - 1]
+    misplaced = ((first - begun) % block_size).any() or ((last - first - (shape.lengths - 1)) % block_size).any()
+    return not misplaced
 
 
 class FullAttentionGroupView:
@@ -166,9 +210,10 @@ class FullAttentionGroupView:
     def step_slots_cpu(self, req_ids: Sequence[ReqId], num_scheduled: Mapping[ReqId, int]) -> torch.Tensor:
         """See `BatchView`. One indexed read of the table for the whole batch."""
         table = self._batch.block_table[0].block_table.cpu
-        rows = np.fromiter((self._batch.req_id_to_index[r] for r in req_ids), dtype=np.int64, count=len(req_ids))
+        pick = _picker(req_ids)
+        rows = np.array(pick(self._batch.req_id_to_index), dtype=np.int64)
         starts = np.asarray(self._batch.num_computed_tokens_cpu)[rows]
-        return table_slots(table.numpy(), rows, starts, [num_scheduled[r] for r in req_ids], self.block_size)
+        return table_slots(table.numpy(), rows, starts, pick(num_scheduled), self.block_size)
 
 
 def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[int], block_size: int) -> torch.Tensor:
@@ -176,16 +221,20 @@ def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[i
 
     Returns int64 `(sum(counts),)`. Raises `OmniPrefixCacheContractError` for a position beyond the table's width.
     """
-    lengths = np.asarray(counts, dtype=np.int64)
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    positions = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    if counts.count(1) == len(counts):  # a decode step: the starts are the positions
+        positions = starts.astype(np.int64)
+    else:
+        lengths = np.asarray(counts, dtype=np.int64)
+        ends = np.cumsum(lengths)
+        positions = np.arange(int(ends[-1])) + np.repeat(starts - (ends - lengths), lengths)
+        rows = np.repeat(rows, lengths)
+    total = positions.shape[0]
     blocks = positions // block_size
     if total and int(blocks.max()) >= table.shape[1]:
         raise OmniPrefixCacheContractError(
             f"position {int(positions.max())} lies beyond the block table of {table.shape[1]} blocks of {block_size}"
         )
-    slots = table[np.repeat(rows, lengths), blocks].astype(np.int64) * block_size + positions % block_size
+    slots = table[rows, blocks].astype(np.int64) * block_size + positions % block_size
     return torch.from_numpy(slots)
 
 

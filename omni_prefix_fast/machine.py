@@ -174,9 +174,10 @@ class PrefixCacheMachine:
     def open_keys(self, specs: Mapping[Key, RowSpec], deferred: Collection[Key], *, resident: bool = False) -> None:
         """Allocate pool, pages and table of the keys that have none. No lock: nothing looks there before `publish`."""
         for key, spec in specs.items():
-            self.pool.open(key, spec, resident=resident)
-            self.staging.open(key, self.pool.spec(key), resident=resident)
+            spec = self.pool.spec(key) if key in self.pool else spec  # noqa: PLW2901 - the one that is kept
+            self.staging.open(key, spec, resident=resident)
             self.table.prepare_key(key, deferred=key in deferred)
+            self.pool.open(key, spec, resident=resident)  # last: whoever finds it there finds all of it
 
     def unplan_reads(self, layout: StepLayout) -> None:
         """`UnplanReads`: this step's reads on slots that it computes resolved to an older tenant at the start."""
@@ -229,13 +230,14 @@ class PrefixCacheMachine:
 
     def preserve_reads(self, slots: IntArray, deadline: Deadline) -> None:
         """`PreserveReads`: complete each planned read that names the pool row of one of `slots`, before its claim."""
-        with self.lock:
-            touched: list[HitRead] = []
-            if self.table.any_pinned(slots):
-                epoch = self.table.stamp(slots)
-                touched = [read for read in self.planned if self.table.stamped(read.pinned, epoch)]
-        if touched:
-            self._complete(touched, deadline)
+        if self.planned:  # by this thread; others only take away from it
+            with self.lock:
+                touched: list[HitRead] = []
+                if self.table.any_pinned(slots):
+                    epoch = self.table.stamp(slots)
+                    touched = [read for read in self.planned if self.table.stamped(read.pinned, epoch)]
+            if touched:
+                self._complete(touched, deadline)
         self._counters.trace("preserve_reads", slots=slots)
 
     def _complete(self, reads: list[HitRead], deadline: Deadline) -> None:
@@ -286,7 +288,7 @@ class PrefixCacheMachine:
 
     def _claim(self, layout: StepLayout, emitted: Iterable[Key]) -> IntArray:
         emitted = tuple(emitted)
-        if self.table.any_pinned(layout.slots):
+        if self.planned and self.table.any_pinned(layout.slots):
             raise AssertionError(f"step {layout.step_id} claims a slot whose row a planned read still needs")
         versions = self.table.claim(layout.slots, layout.step_id, emitted)
         self._counters.trace("claim_slots", step=layout.step_id, slots=layout.slots, emitted=emitted)
@@ -304,7 +306,8 @@ class PrefixCacheMachine:
         layout, page = rows.layout, rows.page
         task = ImmediateWrite(self._issue_task(), layout.step_id, self._runtime, page=page, transfer=rows.transfer)
         task.pieces = [
-            WritePiece(key, layout.slots, versions, (self.staging.rows(page, key, layout.num_tokens),)) for key in keys
+            WritePiece(key, layout.slots, versions, (self.staging.byte_rows(page, key, layout.num_tokens),))
+            for key in keys
         ]
         self.staging.bind(page, Holder("write", task.task_id))
         self.writers[layout.step_id] = task
@@ -342,8 +345,7 @@ class PrefixCacheMachine:
         self.steps.open(context)
         layout = context.layout
         self.requests.advance(layout.req_ids, layout.ends)
-        self._counters.add("steps_saved")
-        self._counters.add("rows_saved", layout.num_tokens)
+        self._counters.add_all(steps_saved=1, rows_saved=layout.num_tokens)
         self._counters.trace("open_step", step=layout.step_id)
 
     def write(self, task: WriteTask) -> None:
@@ -430,11 +432,12 @@ class PrefixCacheMachine:
 
         Waits for nobody: a gather in progress is thrown away by whoever does it.
         """
-        with self.lock:
-            for read in context.reads.values():
-                self._release(read, ReadState.DROPPED)
-                read.rows = {}
-            self._counters.trace("release_step", step=context.layout.step_id)
+        if context.reads:
+            with self.lock:
+                for read in context.reads.values():
+                    self._release(read, ReadState.DROPPED)
+                    read.rows = {}
+        self._counters.trace("release_step", step=context.layout.step_id)
         self.release_page(context.layout.step_id, context.page)
 
     def _hold(self, read: HitRead, deadline: Deadline) -> None:
@@ -449,14 +452,13 @@ class PrefixCacheMachine:
 
     def count_discarded(self) -> None:
         """Count a step that nobody wanted."""
-        with self.lock:
-            self._counters.add("steps_discarded")
+        self._counters.add("steps_discarded")
 
     def count_handed_over(self, reads: Iterable[HitRead]) -> None:
         """Count a materialized step and the rows that its fetched reads hand over."""
-        with self.lock:
-            self._counters.add("steps_materialized")
-            for read in reads:
+        self._counters.add("steps_materialized")
+        for read in reads:
+            with self.lock:
                 for key, plan in read.plans.items():
                     self._counters.add_rows_hit(key, len(read) - plan.holes.shape[0])
 

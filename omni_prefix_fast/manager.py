@@ -121,6 +121,8 @@ class OmniPrefixCacheManager:
         self._policy = ModelCachePolicy()
         self._sorter = KeySorter(self._policy)
         self._started: StartedStep | None = None
+        self._layout: StepLayout | None = None
+        """The last one made, of which the next step may take over what holds for it as well."""
         self._saved_any = False
         self._closed = False
 
@@ -254,9 +256,11 @@ class OmniPrefixCacheManager:
         padded = self._check_counts(layout, num_tokens_unpadded, num_tokens_padded)
         intake = self._sorter.sort(hidden, mm_outputs, layout, padded)
         try:
-            for key, rows in intake.rows.items():
-                self._machine.pool.check(key, RowSpec.of(rows))
-            step_rows = self._land(layout, intake)
+            pool = self._machine.pool
+            unknown = {k: RowSpec.of(rows) for k, rows in intake.rows.items() if not pool.takes(k, rows)}
+            for key, spec in unknown.items():
+                pool.check(key, spec)
+            step_rows = self._land(layout, intake, unknown)
         except BaseException:
             self._sorter.undo()
             raise
@@ -298,7 +302,7 @@ class OmniPrefixCacheManager:
         machine = self._machine
         context = self._take_step(step_id, wanted)
         try:
-            reads = [context.reads[r] for r in wanted if r in context.reads]
+            reads = [context.reads[r] for r in wanted if r in context.reads] if context.reads else []
             if failed := [read.failure for read in reads if read.failure is not None]:
                 raise OmniPrefixCacheRowError(f"step {step_id}: {'; '.join(failed)}")
             deadline = machine.deadline()
@@ -417,9 +421,10 @@ class OmniPrefixCacheManager:
 
     def _lay_out(self, started: StartedStep) -> StepLayout:
         events = started.events
-        computed, emitted = events.computed, self._machine.requests.emitted
-        if untold := events.num_scheduled.keys() - computed.keys():
-            computed = {**computed, **{r: emitted(r) for r in untold}}
+        computed = events.computed
+        if len(computed) < len(events.num_scheduled) or not events.num_scheduled.keys() <= computed.keys():
+            emitted = self._machine.requests.emitted
+            computed = {r: computed[r] if r in computed else emitted(r) for r in events.num_scheduled}
         layout = make_layout(
             started.step_id,
             self._view,
@@ -427,7 +432,9 @@ class OmniPrefixCacheManager:
             computed,
             block_size=self.config.block_size,
             num_slots=self.config.num_slots,
+            before=self._layout,
         )
+        self._layout = layout
         repeated = self._machine.table.first_repeated(layout.slots)
         if repeated is not None:
             raise OmniPrefixCacheContractError(
@@ -455,17 +462,17 @@ class OmniPrefixCacheManager:
             )
         return padded
 
-    def _land(self, layout: StepLayout, intake: Intake) -> StepRows:
+    def _land(self, layout: StepLayout, intake: Intake, unknown: Mapping[Key, RowSpec]) -> StepRows:
         """Copy the step's rows out of the engine's buffers: into a page, and the deferred ones into device clones.
 
-        Leaves nothing behind if it fails.
+        `unknown`: keys that may have to be opened first. Leaves nothing behind if it fails.
         """
         machine = self._machine
         deadline = machine.deadline()
         page = machine.claim_page(layout.step_id, deadline)
         ticket: BudgetTicket | None = None
         try:
-            machine.open_keys({k: RowSpec.of(rows) for k, rows in intake.rows.items()}, self._policy.deferred_keys)
+            machine.open_keys(unknown, self._policy.deferred_keys)
             deferred = [key for key in intake.rows if key in self._policy.deferred_keys]
             if deferred:
                 row_bytes = sum(machine.pool.spec(key).nbytes for key in deferred)
@@ -499,9 +506,8 @@ class OmniPrefixCacheManager:
         for key, rows in intake.rows.items():
             out = machine.staging.rows(page, key, layout.num_tokens)
             copies.append((rows, out))
-            nbytes += out.numel() * out.element_size()
-        self._counters.add("host_copies", len(copies))
-        self._counters.add("host_copy_bytes", nbytes)
+            nbytes += out.nbytes
+        self._counters.add_all(host_copies=len(copies), host_copy_bytes=nbytes)
         return self._device.launch(copies)
 
 

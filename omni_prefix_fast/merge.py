@@ -26,7 +26,9 @@ def merge(
 ) -> StageCacheOutputs:
     """Outputs of a step for `req_ids`, whose hit reads have been fetched."""
     emitted = set(context.emitted)
-    hit_keys = {key for r in req_ids if r in context.reads for key in context.reads[r].rows}
+    hit_keys: set[Key] = set()
+    if context.reads:
+        hit_keys.update(key for r in req_ids if r in context.reads for key in context.reads[r].rows)
     mm: dict[Key, dict[ReqId, Any]] = {}
     mm_spans: dict[Key, dict[ReqId, Span]] = {}
     spans = context.spans(req_ids)
@@ -40,8 +42,8 @@ def merge(
         if key == HIDDEN_KEY:
             hidden = rows
         else:
-            mm[key] = dict(rows)
-            mm_spans[key] = dict(spans) if key in emitted else {r: _hit_span(context, r) for r in rows}
+            mm[key] = rows
+            mm_spans[key] = spans.copy() if key in emitted else {r: _hit_span(context, r) for r in rows}
     if context.hands_hidden and hidden is None:
         hidden = {}
     for key, leftover in context.leftovers.items():
@@ -60,7 +62,9 @@ def _step_rows(
     """Rows of a key that the step emits: behind the cached prefix where there is one."""
     layout = context.layout
     if not context.reads and req_ids == layout.req_ids:  # the common step: nobody hit, everybody is asked for
-        return dict(zip(req_ids, _copied(of_step, allocate).split_with_sizes(layout.counts), strict=True))
+        # Parts for different owners: not tied to each other as the views of one tensor, hence "unsafe" to autograd.
+        parts = _copied(of_step, allocate).unsafe_split_with_sizes(layout.counts)
+        return dict(zip(req_ids, parts, strict=True))
     return {r: _merged(context.reads.get(r), key, of_step[layout.rows(r)], allocate) for r in req_ids}
 
 

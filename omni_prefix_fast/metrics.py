@@ -73,6 +73,7 @@ class TimedLock:
 
     def __init__(self, lock: Lock, clock: Callable[[], float]) -> None:
         self._lock = lock
+        self._acquire, self._release = lock.acquire, lock.release
         self._clock = clock
         self._since = 0.0
         self._count = 0
@@ -80,7 +81,7 @@ class TimedLock:
         self._longest = 0.0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self._acquire()
         self._since = self._clock()
 
     def __exit__(
@@ -90,7 +91,7 @@ class TimedLock:
         self._count += 1
         self._held += held
         self._longest = max(self._longest, held)
-        self._lock.release()
+        self._release()
 
     def times(self) -> LockTimes:
         """Totals since the start, or since `reset`. Takes the lock."""
@@ -116,6 +117,13 @@ class Counters:
         """Raise one total."""
         with self._lock:
             self._totals[name] += amount
+
+    def add_all(self, **amounts: int) -> None:
+        """Raise several totals at once."""
+        with self._lock:
+            totals = self._totals
+            for name, amount in amounts.items():
+                totals[name] += amount
 
     def add_rows_hit(self, key: Key, rows: int) -> None:
         """Count rows of `key` handed over from the cache."""

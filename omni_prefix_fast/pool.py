@@ -133,6 +133,9 @@ class PrefixBlockPool:
         """The storage by block."""
         self._specs: dict[Key, RowSpec] = {}
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._storage
+
     def keys(self) -> tuple[Key, ...]:
         """Open keys, in the order in which they were opened."""
         return tuple(self._storage)
@@ -148,6 +151,11 @@ class PrefixBlockPool:
     def storage(self, key: Key) -> torch.Tensor:
         """The whole tensor of a key, `(num_blocks, block_size, *feature)`. Read-only for everybody outside."""
         return self._storage[key]
+
+    def takes(self, key: Key, rows: torch.Tensor) -> bool:
+        """Whether `key` is open and holds rows of exactly this kind: nothing to check and nothing to allocate."""
+        known = self._specs.get(key)
+        return known is not None and rows.dtype is known.dtype and rows.shape[1:] == known.feature
 
     def check(self, key: Key, spec: RowSpec) -> None:
         """Raise `OmniPrefixCacheContractError` if rows of `spec` cannot go under `key`."""
@@ -180,14 +188,14 @@ class PrefixBlockPool:
             self._specs[key] = spec
             self._storage[key] = storage
 
-    def write(self, key: Key, slots: IntArray, rows: torch.Tensor, kept: IntArray | None = None) -> None:
-        """Write host `rows` (`(len(slots), *feature)`, contiguous) to `slots`. Committer only.
+    def write(self, key: Key, slots: IntArray, rows: torch.Tensor | ByteRows, kept: IntArray | None = None) -> None:
+        """Write host `rows` (`(len(slots), *feature)`, contiguous, or their bytes) to `slots`. Committer only.
 
         `kept`: indices of the rows to write; None: all of them.
         """
         storage = self._rows[key]
         if storage.size and slots.size:
-            source = byte_rows(rows, slots.shape[0])
+            source = byte_rows(rows, slots.shape[0]) if isinstance(rows, torch.Tensor) else rows
             if kept is None:
                 storage[slots] = source
             else:

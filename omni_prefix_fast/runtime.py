@@ -75,8 +75,8 @@ class Runtime(Protocol):
         ...
 
 
-class _Latch:
-    """An `Event` on one raw lock, held until it is set. A step makes several; a `threading.Event` is dear to make."""
+class _Flag:
+    """An `Event` on one raw lock, held until it is set. A `threading.Event` is dearer to make."""
 
     __slots__ = ("_closed", "_set")
 
@@ -103,6 +103,41 @@ class _Latch:
             self._closed.release()
 
 
+class Latch:
+    """An `Event` that takes one of the runtime's only when somebody waits: most of a step's are never waited for.
+
+    A waiter shows its event before it looks at the flag, `set` raises the flag before it looks for events; so one of
+    the two sees the other.
+    """
+
+    __slots__ = ("_name", "_runtime", "_set", "_waited")
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._set = False
+        self._waited: list[Event] = []
+
+    def set(self) -> None:
+        """See `Event`."""
+        self._set = True
+        for event in self._waited:
+            event.set()
+
+    def is_set(self) -> bool:
+        """See `Event`."""
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `Event`."""
+        if not self.is_set():
+            event = self._runtime.event(self._name)
+            self._waited.append(event)
+            if not self.is_set():
+                event.wait(timeout)
+        return self.is_set()
+
+
 class ThreadRuntime:
     """The real thing: `threading` and `time.monotonic`."""
 
@@ -120,7 +155,7 @@ class ThreadRuntime:
 
     def event(self, name: str) -> Event:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
-        return _Latch()
+        return _Flag()
 
     def spawn(self, name: str, target: Callable[[], None]) -> Thread:
         """See `Runtime`."""

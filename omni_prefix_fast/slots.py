@@ -20,6 +20,9 @@ from omni_prefix_fast.types import BoolArray, IntArray, Key, Occupancy, StepId
 NO_STEP = -1
 NO_CHUNK = -1
 
+_ABSENT, _IN_TRANSIT, _COMMITTED = map(int, Occupancy)
+"""As plain numbers, which numpy takes without asking an `Enum` what it is."""
+
 
 class LogRows(NamedTuple):
     """Where in-transit deferred rows are, by slot."""
@@ -35,11 +38,15 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
+        # One record a slot, so that a step meets one cache line for each of its slots, not one an array.
         # Filled, not merely zeroed, so that no step faults their pages in.
-        self.version: IntArray = np.full(num_slots, 0, dtype=np.int64)
-        self.owner: IntArray = np.full(num_slots, NO_STEP, dtype=np.int64)
-        self.pins: npt.NDArray[np.int32] = np.full(num_slots, 0, dtype=np.int32)
-        self._scratch: IntArray = np.full(num_slots, 0, dtype=np.int64)
+        self._records: IntArray = np.full((num_slots, 4), 0, dtype=np.int64)
+        self.version: IntArray = self._records[:, 0]
+        self.owner: IntArray = self._records[:, 1]
+        self.owner.fill(NO_STEP)
+        self.pins: IntArray = self._records[:, 2]
+        self._scratch: IntArray = self._records[:, 3]
+        self._order: IntArray = np.arange(1)
         self._stamps: IntArray = np.full(num_slots, 0, dtype=np.int64)
         self._epoch = 0
         self._occupancy: dict[Key, npt.NDArray[np.uint8]] = {}
@@ -50,9 +57,7 @@ class SlotTable:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        by_slot = (
-            self.version.nbytes + self.owner.nbytes + self._scratch.nbytes + self._stamps.nbytes + self.pins.nbytes
-        )
+        by_slot = self._records.nbytes + self._stamps.nbytes
         prepared = self._prepared.values()
         by_key = sum(a.nbytes for a in (*self._occupancy.values(), *(occupancy for occupancy, _ in prepared)))
         logs = (*self._log.values(), *(log for _, log in prepared if log is not None))
@@ -100,12 +105,13 @@ class SlotTable:
 
     def first_repeated(self, slots: IntArray) -> int | None:
         """A slot that stands twice in `slots`, or None."""
-        if slots.shape[0] < 2:
+        count = slots.shape[0]
+        if count < 2:
             return None
-        order = np.arange(slots.shape[0])
+        order = self._first(count)
         self._scratch[slots] = order
-        repeated = np.flatnonzero(self._scratch[slots] != order)
-        return int(slots[repeated[0]]) if repeated.size else None
+        repeated = self._scratch[slots] != order
+        return int(slots[repeated.argmax()]) if np.count_nonzero(repeated) else None
 
     def any_pinned(self, slots: IntArray) -> bool:
         """Whether some planned read names the pool row of one of the slots."""
@@ -131,7 +137,7 @@ class SlotTable:
         self.owner[slots] = step_id
         emitted = frozenset(emitted)
         for key, occupancy in self._occupancy.items():
-            occupancy[slots] = Occupancy.IN_TRANSIT if key in emitted else Occupancy.ABSENT
+            occupancy[slots] = _IN_TRANSIT if key in emitted else _ABSENT
         for log in self._log.values():
             log.chunk[slots] = NO_CHUNK
         return self.version[slots]
@@ -140,7 +146,7 @@ class SlotTable:
         """The in-transit rows of `key` at `slots` are rows 0, 1, ... of a log chunk."""
         log = self._log[key]
         log.chunk[slots] = chunk_id
-        log.row[slots] = np.arange(slots.shape[0])
+        log.row[slots] = self._first(slots.shape[0])
 
     def still_owned(self, slots: IntArray, versions: IntArray) -> BoolArray:
         """For each slot, whether the tenancy that was claimed as `versions` still lasts."""
@@ -152,7 +158,7 @@ class SlotTable:
         if occupancy is None:
             return
         kept = slots[self.version[slots] == versions]
-        occupancy[kept] = Occupancy.COMMITTED
+        occupancy[kept] = _COMMITTED
         if key in self._log:
             self._log[key].chunk[kept] = NO_CHUNK
 
@@ -163,3 +169,9 @@ class SlotTable:
     def unpin(self, slots: IntArray) -> None:
         """Undo one `pin` of the same slots."""
         self.pins[slots] -= 1
+
+    def _first(self, count: int) -> IntArray:
+        """0, 1, ..., `count` of them, made once. Engine thread; not to be changed."""
+        if count > self._order.shape[0]:
+            self._order = np.arange(count)
+        return self._order[:count]

@@ -13,7 +13,7 @@ import torch
 
 from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.errors import OmniPrefixCacheStagingTimeoutError
-from omni_prefix_fast.pool import RowSpec
+from omni_prefix_fast.pool import ByteRows, RowSpec, byte_rows
 from omni_prefix_fast.runtime import Deadline, Runtime
 from omni_prefix_fast.types import Holder, Key
 
@@ -30,6 +30,8 @@ class StagingBufferPool:
         self._pin = pin
         self._buffers: dict[Key, torch.Tensor] = {}
         self._pages: dict[tuple[int, Key], torch.Tensor] = {}
+        self._bytes: dict[tuple[int, Key], ByteRows] = {}
+        """The same memory, row by row."""
 
     def nbytes(self) -> dict[Key, int]:
         """Bytes allocated, by key."""
@@ -49,10 +51,15 @@ class StagingBufferPool:
                 buffers.zero_()
             self._buffers[key] = buffers
             self._pages.update(((page, key), buffers[page]) for page in range(self.depth))
+            self._bytes.update(((page, key), byte_rows(buffers[page], self.capacity)) for page in range(self.depth))
 
     def rows(self, page: int, key: Key, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of a page, a view `(num_rows, *feature)`. Only for a holder of the page."""
         return self._pages[page, key][:num_rows]
+
+    def byte_rows(self, page: int, key: Key, num_rows: int) -> ByteRows:
+        """The same rows as `PrefixBlockPool.write` likes them best."""
+        return self._bytes[page, key][:num_rows]
 
     def claim(self, holder: Holder, deadline: Deadline, check: Callable[[], None] = lambda: None) -> int:
         """Take a free page for `holder`, waiting for one until the deadline.

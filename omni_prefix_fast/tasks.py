@@ -14,7 +14,8 @@ from typing import ClassVar
 import torch
 
 from omni_prefix_fast.device import Landed, Transfer
-from omni_prefix_fast.runtime import Runtime
+from omni_prefix_fast.pool import ByteRows
+from omni_prefix_fast.runtime import Latch, Runtime
 from omni_prefix_fast.types import IntArray, Key, ReqId, StepId, TaskId, TaskState, WriteSchedule
 
 LEGAL_MOVES: Mapping[TaskState, frozenset[TaskState]] = MappingProxyType(
@@ -27,6 +28,9 @@ LEGAL_MOVES: Mapping[TaskState, frozenset[TaskState]] = MappingProxyType(
         TaskState.FAILED: frozenset(),
     }
 )
+
+ENDED = frozenset({TaskState.WRITTEN, TaskState.FAILED})
+"""States that are never left."""
 
 
 class IllegalMoveError(AssertionError):
@@ -41,7 +45,7 @@ class WritePiece:
     slots: IntArray
     versions: IntArray
     """Version of each slot when it was claimed for this row."""
-    rows: Sequence[torch.Tensor]
+    rows: Sequence[torch.Tensor | ByteRows]
     """Parts that make up `(len(slots), *feature)`: host views of a staging page, or device rows of log chunks."""
 
 
@@ -56,8 +60,8 @@ class WriteTask:
         """Step that registered the write; of a deferred one, the step of its first rows."""
         self.pieces: list[WritePiece] = []
         self.state = TaskState.PENDING
-        self.host_ready = runtime.event(f"write {task_id} host ready")
-        self.done = runtime.event(f"write {task_id} done")
+        self.host_ready = Latch(runtime, f"write {task_id} host ready")
+        self.done = Latch(runtime, f"write {task_id} done")
 
     def move(self, to: TaskState) -> None:
         """Take one step along the chain. Raises `IllegalMoveError` for any other move."""
@@ -67,9 +71,10 @@ class WriteTask:
 
     def wake(self) -> None:
         """Set what the current state entitles waiters to see."""
-        if self.state in (TaskState.HOST_READY, TaskState.WRITTEN, TaskState.FAILED):
+        state = self.state
+        if state is TaskState.HOST_READY or state in ENDED:
             self.host_ready.set()
-        if self.state in (TaskState.WRITTEN, TaskState.FAILED):
+        if state in ENDED:
             self.done.set()
 
     def drop_rows(self) -> None:

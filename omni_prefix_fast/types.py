@@ -42,6 +42,8 @@ class TaskState(Enum):
     WRITTEN = "written"
     FAILED = "failed"
 
+    __hash__ = object.__hash__  # members are singletons, and an Enum's own hash is a call in Python
+
 
 class WriteSchedule(Enum):
     """When a key's rows are written to the pool, and so when somebody has to wait for them."""
