@@ -99,6 +99,13 @@ FORWARDED = (
     ("replay", "conformance.drivers.command:replay", "conformance", "A saved trace, on any driver."),
     ("trace", "conformance.drivers.command:trace", "conformance", "Write a trace to a file."),
     ("bench", "conformance.bench.command:bench", "conformance", "What the cache costs, beside other implementations."),
+    (
+        "conform",
+        "conformance.conform.command:conform",
+        "conformance",
+        "Random traces by the thousand: what fails, made small, and what was covered.",
+    ),
+    ("page", "conformance.conform.page:page", "conformance", "A trace drawn as an HTML page."),
     ("footprint", "conformance.cli.footprint:footprint", "conformance", "What a stage costs in memory."),
     ("model-check", "conformance.tla.cli:model_check", "spec", "TLC on the models of the specification."),
     ("mutants", "conformance.mutants.command:mutants", "conformance", "Seeded faults, and how soon each is caught."),

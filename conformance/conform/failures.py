@@ -1,0 +1,95 @@
+"""What failed: run again, made small, saved, told and drawn."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from conformance.conform.plan import Found
+from conformance.conform.session import Session
+from conformance.conform.story import story
+from conformance.drivers.subject import Run, Subject
+from conformance.page.render import write_page
+from conformance.schedules import Trace, generate
+
+TOLD = 3
+"""Failures that are made small and told whole; the others are named."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A failing trace made small, with its interleaving in it if it has one, and its run, recorded."""
+
+    trace: Trace
+    run: Run
+
+
+def present(out: Console, session: Session, folder: Path) -> None:
+    """Tell the first failures, and write a trace and a page of each into the folder."""
+    logging.getLogger("omni_prefix_fast").setLevel(logging.CRITICAL)
+    found = session.done.found
+    for nth, one in enumerate(found[:TOLD], 1):
+        trace = generate(session.plan.trace_seed(one.n)).trace
+        out.print(f"\n[bold red]failure {nth}[/]: trace {one.n} of seed {session.plan.seed} on {one.driver}")
+        _present(out, session, one, trace, folder)
+    for one in found[TOLD:]:
+        seed = session.plan.trace_seed(one.n)
+        first = str(one.failure).splitlines()[0]
+        _print(out, f"seed:{seed} on {one.driver}: {first if len(first) < 100 else first[:100] + ' …'}")
+    out.print(f"\n[bold red]{len(found)} failures in {session.done.last:,} traces")
+
+
+def replay_command(file: Path | str, driver: str, mutant: str | None) -> str:
+    """What runs a saved trace again. A faulty package is run by `page` alone."""
+    if mutant is None:
+        return f"omni-prefix replay {file} --driver {driver}"
+    return f"omni-prefix page {file} page.html --driver {driver} --mutant {mutant}"
+
+
+def _present(out: Console, session: Session, one: Found, trace: Trace, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = session.plan.trace_seed(one.n)
+    file = folder / f"{one.driver.replace(':', '-')}-{seed}.jsonl"
+    if one.lost:
+        trace.write(file)
+        _print(out, f"{one.failure}\nthe trace is {file}; it is not run again here, since it took its process with it")
+        return
+    subject = session.plan.make(one.driver)
+    run = subject.run(trace, seed=seed)
+    if run.failure is None:
+        trace.write(file)
+        _print(out, f"{one.failure}\nit does not fail when it runs alone: something outlived a trace; it is {file}")
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        progress.add_task("making it small", total=None)
+        small = made_small(subject, trace, seed, run)
+    small.trace.write(file)
+    page = file.with_suffix(".html")
+    command = replay_command(file, one.driver, session.plan.mutant)
+    write_page(page, small.trace, small.run, driver=one.driver, command=command)
+    for line in story(small.trace, small.run):
+        _print(out, line)
+    _print(out, f"{len(small.trace.events)} of the trace's {len(trace.events)} events are left{_left(small, run)}")
+    _print(out, f"run it again: {command}\nits page:     {page}")
+
+
+def _left(small: Small, before: Run) -> str:
+    if small.trace.interleaving is None or before.interleaving is None:
+        return ""
+    return f", and {len(small.trace.interleaving.switches)} of {len(before.interleaving.switches)} switches"
+
+
+def _print(out: Console, text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def made_small(subject: Subject, trace: Trace, seed: int, run: Run) -> Small:
+    """A smaller trace that fails in the same way, and its recorded run."""
+    if run.interleaving is not None:
+        trace = trace.model_copy(update={"interleaving": run.interleaving})
+    again = subject.run(trace, seed=seed, interleaving=trace.interleaving, record=True)
+    return Small(trace, again)
