@@ -1,10 +1,11 @@
-"""Where a command takes a trace from: a file, or `seed:7`, the generator's trace of a seed."""
+"""Where a command takes a trace from: a file, `seed:7` (the generator's trace of a seed), or `case:E01`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from conformance.cases import CASES
 from conformance.schedules import Trace, generate, read
 
 
@@ -14,10 +15,16 @@ def _of_seed(seed: str) -> Trace:
     return generate(int(seed)).trace
 
 
-MAKERS: dict[str, Callable[[str], Trace]] = {"seed": _of_seed}
+def _of_case(name: str) -> Trace:
+    if name not in CASES:
+        raise ValueError(f"case:{name}: no such case; there are {', '.join(CASES)}")
+    return CASES[name].make()
+
+
+MAKERS: dict[str, Callable[[str], Trace]] = {"seed": _of_seed, "case": _of_case}
 """By what stands before the colon."""
 
-HELP = "A trace file, or seed:N for the random trace of a seed."
+HELP = "A trace file, seed:N for the random trace of a seed, or case:NAME for a trace of conformance/cases."
 
 
 def take(source: str) -> Trace:

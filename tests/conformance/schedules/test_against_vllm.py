@@ -273,11 +273,11 @@ def test_the_environment_decides_as_vllm_does(vllm_config: VllmConfig) -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         both = _Both(vllm_config, seed)
-        try:
-            for step in range(STEPS):
+        for step in range(STEPS):
+            try:
                 both.step(arrivals=step < STEPS - 10)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, step {step}: {error}") from error
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, step {step}: {error}") from error
         counts.update(both.counts)
         counts["preemptions"] += both.ours.preemptions
     print(f"\n{SEEDS} seeds: {dict(counts)}")
