@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.conform.failures import present
-from conformance.conform.plan import Part, Plan, registered
+from conformance.conform.plan import Part, Plan
 from conformance.conform.report import missed_goals, report
 from conformance.conform.session import Budget, Session
+from conformance.conform.subjects import make_subject
 from conformance.conform.workers import WorkerError
 from conformance.mutants.runner import STRIDE
 
@@ -48,7 +50,7 @@ def conform(  # noqa: PLR0913, PLR0917 - one for each option
     """Random traces on the drivers: rows, errors and tables equal to the reference model's and to cache-off rows."""
     out, err = Console(), Console(stderr=True)
     names = tuple(dict.fromkeys(name.strip() for name in drivers.split(",") if name.strip()))
-    plan = Plan(seed, names, registered(mutant), mutant)
+    plan = Plan(seed, names, partial(make_subject, mutant=mutant), mutant)
     if traces is not None and traces > STRIDE:
         raise typer.BadParameter(f"a seed has {STRIDE:,} traces; for more, run the next --seed too")
     try:

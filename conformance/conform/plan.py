@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from conformance.conform.coverage import Coverage
-from conformance.conform.subjects import make_subject
 from conformance.drivers.subject import Failure, Subject
 from conformance.mutants.runner import STRIDE
 
@@ -69,8 +67,3 @@ class Part:
         self.coverage.merge(other.coverage)
         self.found += other.found
         self.last = other.last
-
-
-def registered(mutant: str | None) -> Maker:
-    """Subjects by the names of the registry, faulty ones if a fault is named."""
-    return partial(make_subject, mutant=mutant)

@@ -36,9 +36,6 @@ class WorkerError(RuntimeError):
 
 def work(plan: Plan, pipe: Connection, at: Any) -> None:
     """A worker process's life: parts of traces come in, what came of them goes out, None is the end."""
-    import torch  # noqa: PLC0415 - the session's own process needs none
-
-    torch.set_num_threads(1)
     # Ctrl-C goes to the whole group: the session's process alone decides what then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Steps that are never saved are part of the traces.
@@ -103,7 +100,7 @@ class Crew:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
-        # Before torch is imported there: workers share the cores, and one thread makes runs comparable.
+        # Taken over by the workers, whose torch is to have one thread each: they share the cores.
         os.environ["OMP_NUM_THREADS"] = "1"
         self._workers = [_Worker(self._plan) for _ in range(self._count)]
         return self
