@@ -1,38 +1,38 @@
-"""A failing interleaving, made small: fewer switches, and each as early as it can be."""
+"""A failing interleaving, made small."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeAlias
 
-T = TypeVar("T")
+from conformance.schedules.ddmin import ddmin
 
-Switch = tuple[int, str]
+Switch: TypeAlias = tuple[int, str]
 
-
-def ddmin(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A part of `items` that fails still, and no longer does with any single item left out. `items` itself fails."""
-    kept = list(items)
-    if kept and fails([]):
-        return []
-    size = max(1, len(kept) // 2)
-    while kept:
-        at, shrunk = 0, False
-        while at < len(kept):
-            candidate = kept[:at] + kept[at + size :]
-            if len(candidate) < len(kept) and fails(candidate):
-                kept, shrunk = candidate, True
-            else:
-                at += size
-        if size == 1 and not shrunk:
-            break
-        size = max(1, min(size if shrunk else size // 2, len(kept) // 2))
-    return kept
+WINDOW = 6
+"""How many points later switches are moved by, at most, to make up for one that is left out."""
 
 
 def shrink_switches(switches: Sequence[Switch], fails: Callable[[list[Switch]], bool]) -> list[Switch]:
     """Fewer switches with which the run fails still. `fails` replays some of them.
 
-    A run without a switch has different points behind it, so what is left is tried for itself, not point by point.
+    Without one switch all that follows may come some points earlier or later, so what is left is tried moved, too.
     """
-    return ddmin(sorted(switches), fails)
+    kept = ddmin(sorted(switches), fails)
+    at = 0
+    while at < len(kept):
+        moved = _without(kept, at, fails)
+        if moved is None:
+            at += 1
+        else:
+            kept, at = ddmin(moved, fails), 0
+    return kept
+
+
+def _without(kept: list[Switch], at: int, fails: Callable[[list[Switch]], bool]) -> list[Switch] | None:
+    """The switches without one of them and those behind it moved, if that fails."""
+    for by in sorted(range(-WINDOW, WINDOW + 1), key=abs):
+        behind = [(point + by, thread) for point, thread in kept[at + 1 :]]
+        if by and behind and behind[0][0] >= 0 and fails([*kept[:at], *behind]):
+            return [*kept[:at], *behind]
+    return None
