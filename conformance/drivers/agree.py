@@ -11,7 +11,7 @@ from conformance.drivers.reference import ReferenceDriver
 from conformance.schedules.driver import Outcome, Snapshot
 from conformance.schedules.generator import generate
 from conformance.schedules.replay import Judge
-from conformance.schedules.trace import WRITE, Event, Trace
+from conformance.schedules.trace import WRITE, Event, Shutdown, Trace
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,21 @@ class Compared:
 def agree(trace: Trace, *, checked: bool = True) -> Disagreement | None:
     """Apply a trace to both, event by event. `checked`: the reference's rules are checked too.
 
-    After a failed write only outcomes are compared: the contract says what calls answer then, not what tables hold.
+    After a failed write or a shutdown only outcomes are compared: the contract says what calls answer then, not what
+    tables hold.
     """
     reference = ReferenceDriver(trace.header, checked=checked)
     fast = FastDriver(trace.header)
     judge = Judge()
-    failed = False
+    over = False
     for index, event in enumerate(trace.events):
         expected, found = reference.apply(event), fast.apply(event)
-        failed = failed or WRITE in (expected.error, found.error)
+        over = over or WRITE in (expected.error, found.error) or isinstance(event, Shutdown)
         if (what := _outcomes_differ(expected, found)) is not None:
             return Disagreement(index, event, what)
         if (mismatch := judge.judge(index, event, found)) is not None:
             return Disagreement(index, event, f"both expected {mismatch.expected}, found {mismatch.found}")
-        if not failed and (what := tables_differ(reference.snapshot(), fast.snapshot())) is not None:
+        if not over and (what := tables_differ(reference.snapshot(), fast.snapshot())) is not None:
             return Disagreement(index, event, what)
     return None
 

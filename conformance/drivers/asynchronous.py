@@ -3,7 +3,7 @@
 The engine thread takes a trace's events in order. Each materialize and discard goes to a builder, at its place in the
 trace, and runs whenever the strategy lets it: steps are consumed late, in other orders, and in the middle of a save.
 What is due stays the same. Events of one step stay in order, and the engine waits for the builders only where something
-else would be due otherwise: before a save that is due to time out, at rest, and before a shutdown.
+else would be due otherwise: before a save that is due to time out, and at rest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from conformance.drivers.builders import Builders
 from conformance.drivers.expected import tables_at_rest
 from conformance.drivers.fast import FastDriver
 from conformance.drivers.overlap import OverlappingJudge
+from conformance.drivers.rules import OneWriter
 from conformance.drivers.subject import Failure, Kind, Moment, Run
 from conformance.interleave.baton import CrashError, LeftBehindError, RunError, Task
 from conformance.interleave.runtime import SerialRuntime
@@ -120,6 +121,7 @@ class Session:
         self._device = _Device(device_seed, runtime=self.runtime, on_call=self.runtime.point)
         self._driver = _Driver(trace, self.runtime, self._device, self)
         self._judge = OverlappingJudge()
+        self._one_writer = OneWriter()
         self._builders = Builders(self.runtime, 1 + device_seed % 2, self._apply)
         if record:
             self.runtime.baton.on_turn = self._turn
@@ -133,6 +135,8 @@ class Session:
             failure = found.failure
         except RunError as error:
             failure = self._failure_of(error)
+        except Exception as error:  # noqa: BLE001 - whatever the cache raises where nothing may is the run's failure
+            failure = Failure(-1, "", "crash", f"{type(error).__name__}: {error}")
         return Run(
             failure,
             self._events,
@@ -161,15 +165,29 @@ class Session:
             if isinstance(event, (Materialize, Discard)):
                 self._builders.post(index, event)
                 continue
-            if isinstance(event, (Rest, Shutdown)) or (isinstance(event, Save) and event.error == TIMEOUT):
+            if isinstance(event, Rest) or (isinstance(event, Save) and event.error == TIMEOUT):
                 self._builders.wait()
+            if isinstance(event, Shutdown):
+                self._judge.shuts_down(index)
+            since = self.runtime.monotonic()
             self._apply(index, event)
+            self._check(index, event, since)
         self._builders.close()
         self._at.pop("engine", None)
         self._driver.cache.shutdown()
+        self._nothing_left(-1, "")
         for outputs, due in self._driver.kept:
             if (found := self._driver.due_of(outputs, due)) is not due:
                 raise FoundError(Failure(-1, "", "outcome", f"{due} was handed over, and became {found}"))
+
+    def _check(self, index: int, event: Event, since: float) -> None:
+        """One writer; and the clock, which moves only when everybody waits, has to stand unless a time-out is due."""
+        if self._one_writer.broken is not None:
+            raise FoundError(Failure(index, event.event, "rule", self._one_writer.broken))
+        waited = self.runtime.monotonic() - since
+        if waited and getattr(event, "error", None) != TIMEOUT:
+            what = f"for {waited:g} s of the virtual clock everybody waited, and nobody was woken"
+            raise FoundError(Failure(index, event.event, "deadlock", what))
 
     def _apply(self, index: int, event: Event) -> None:
         thread = self.runtime.thread
@@ -209,13 +227,20 @@ class Session:
             different = tables_differ(due, self._driver.snapshot()) if due is not None else None
             if different is not None:
                 raise FoundError(Failure(index, "rest", "tables", different))
-        self._driver.check_at_rest()
+        self._nothing_left(index, "rest")
+
+    def _nothing_left(self, index: int, event: str) -> None:
+        try:
+            self._driver.check_at_rest()
+        except AssertionError as left:
+            raise FoundError(Failure(index, event, "left behind", str(left))) from left
 
     # ------------------------------------------------------------------------- what is told
 
     def observe(self, action: str, acted_on: Mapping[str, object]) -> None:
         """The cache's trace sink: each action is a point."""
         self.actions[action] += 1
+        self._one_writer.see(action, acted_on)
         if self._record:
             self._tell(action, **{name: _plain(value) for name, value in acted_on.items()})
         self._device.time_passes()

@@ -74,6 +74,7 @@ class FastDriver:
         allocate: OutputAllocator | None = None,
     ) -> None:
         self._observe = observe
+        self._alone = runtime is None
         self.header = header
         self.keys = {key.name: key for key in header.keys}
         self._batch: Sequence[Part] = ()
@@ -181,8 +182,13 @@ class FastDriver:
                 if not self.failed:
                     self.check_at_rest()
             case Shutdown():
-                self.cache.shutdown()
+                self._shut_down()
         return None
+
+    def _shut_down(self) -> None:
+        self.cache.shutdown()
+        if self._alone:
+            self.check_at_rest()
 
     def _save(self, event: Save) -> None:
         self._batch = event.batch

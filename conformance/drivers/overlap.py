@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from conformance.schedules.driver import Outcome
 from conformance.schedules.replay import Judge
-from conformance.schedules.trace import WRITE, Event, Fail, Shutdown
+from conformance.schedules.trace import CLOSED, WRITE, Event, Fail, Shutdown
 
 
 class OverlappingJudge:
     """As `Judge`, for calls on several threads: a failure is sticky for whatever begins after it was told.
 
-    A call that was under way when another one told of the failure may still answer rightly.
+    A call that was under way when another one told of the failure may still answer rightly. One that was posted before
+    a shutdown began may find the cache open or closed.
     """
 
     def __init__(self) -> None:
         self.may_fail = False
         """Whether a write was made to fail."""
         self._told = False
+        self._closes_at: int | None = None
+
+    def shuts_down(self, index: int) -> None:
+        """The trace's event of that index, a shutdown, begins."""
+        if self._closes_at is None:
+            self._closes_at = index
 
     def begin(self) -> bool:
         """A call begins; whether a failure was told before. To be given to `judge`."""
@@ -29,7 +36,9 @@ class OverlappingJudge:
         if isinstance(event, Shutdown):
             self._told = False
         elif self.may_fail and outcome.error == WRITE:
-            self._told = True
+            self._told = self._closes_at is None
+            return None
+        elif outcome.error == CLOSED and self._closes_at is not None and index < self._closes_at:
             return None
         if told_before and self._told and not _answers_always(event):
             return f"expected {WRITE}, which another call had told of before, found {outcome.error or 'no error'}"

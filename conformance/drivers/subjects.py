@@ -12,7 +12,7 @@ from conformance.drivers.reference import ReferenceDriver
 from conformance.drivers.subject import Failure, Moment, Run
 from conformance.schedules.driver import Outcome
 from conformance.schedules.replay import Judge
-from conformance.schedules.trace import WRITE, Event, Interleaving, Trace
+from conformance.schedules.trace import WRITE, Event, Interleaving, Shutdown, Trace
 from omni_prefix_ref import Machine
 from omni_prefix_ref.errors import NotEnabled, RuleBroken
 
@@ -97,7 +97,7 @@ class EagerFast:
         """Run a trace."""
         actions: Counter[str] = Counter()
         moments: list[Moment] = []
-        failed, index = False, 0
+        over, index = False, 0
 
         def observe(action: str, acted_on: Mapping[str, object]) -> None:
             actions[action] += 1
@@ -105,12 +105,12 @@ class EagerFast:
                 moments.append(Moment(len(moments), "engine", action, acted_on, index))
 
         def compare(event: Event, outcome: Outcome) -> str | None:
-            nonlocal failed, index
+            nonlocal over, index
             index += 1
             expected = reference.apply(event)
-            # After a failed write the contract says what calls answer, not what tables hold.
-            failed = failed or WRITE in (expected.error, outcome.error)
-            return None if failed else tables_differ(reference.snapshot(), driver.snapshot())
+            # After a failed write or a shutdown the contract says what calls answer, not what tables hold.
+            over = over or WRITE in (expected.error, outcome.error) or isinstance(event, Shutdown)
+            return None if over else tables_differ(reference.snapshot(), driver.snapshot())
 
         reference, driver = ReferenceDriver(trace.header, checked=False), FastDriver(trace.header, observe=observe)
         ran = run_events(trace, driver, check=compare)

@@ -327,6 +327,9 @@ class _Generator:
         self.counts["refused calls"] += 1
 
     def _end(self) -> None:
+        if self.rng.random() < 0.08:
+            self._break_off()
+            return
         for request in list(self.scheduler.requests):
             self._abort(request)
         finished = [*dict.fromkeys(self.ended)]
@@ -338,3 +341,10 @@ class _Generator:
         self.events.append(Rest())
         if self.rng.random() < 0.3:
             self.events += [Shutdown(), Shutdown(), Start(error=CLOSED), Discard(label=-1, error=CLOSED)]
+
+    def _break_off(self) -> None:
+        """Shutdown in the middle: writes are in flight, steps unconsumed, requests running."""
+        self.events += [Shutdown(), Start(error=CLOSED)]
+        for label in self.rng.sample(list(self.open), len(self.open)):
+            self.events.append(Materialize(label=label, reqs=list(self.open[label]), error=CLOSED))
+        self.counts["shutdowns in the middle"] += 1
