@@ -111,8 +111,8 @@ STEPS = (
             Edit(
                 OmniPrefixCacheManager,
                 "discard_step",
-                "self._machine.let_go(self._machine.take_step(step_id, ()))",
-                "self._machine.take_step(step_id, ())",
+                "self._machine.let_go(self._take_step(step_id, ()))",
+                "self._take_step(step_id, ())",
             ),
         ),
         cases=("E32", "E35"),

@@ -167,7 +167,7 @@ COPIES = (
                 OmniPrefixCacheManager,
                 "materialize",
                 (
-                    ("context = machine.take_step", "saved = machine.steps.contexts(); context = machine.take_step"),
+                    ("context = self._take_step", "saved = machine.steps.contexts(); context = self._take_step"),
                     ("machine.staging.rows(context.page,", "machine.staging.rows(saved[-1].page,"),
                 ),
             ),

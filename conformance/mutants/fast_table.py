@@ -19,6 +19,9 @@ EQUIVALENT = {
         "a place in the log is looked at in transit only, and a claim resets it"
     ),
     "rows gathered before an unplan stay with the read": "it is planned again, and gathered again over them",
+    "a gather that came too late is taken for a fetch": (
+        "only the prefetch thread can come too late, and a read that is planned again is given to it again"
+    ),
     "two threads gather one read at once, without its lock": "pinned rows do not change; the second finds it fetched",
 }
 """Changes of the production package that change nothing anybody can see, each with the reason."""

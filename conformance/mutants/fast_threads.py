@@ -127,20 +127,6 @@ READS = (
         ASYNC,
     ),
     FastMutant(
-        "stale_gather_ends_fetch",
-        "a gather that came too late is taken for a fetch",
-        "plan_once",
-        (
-            Edit(
-                PrefixCacheMachine,
-                "_gather",
-                "or read.state is not ReadState.PLANNED:\n                return False",
-                "or read.state is not ReadState.PLANNED:\n                return True",
-            ),
-        ),
-        ASYNC,
-    ),
-    FastMutant(
         "prefetched_read_stays",
         "a read that was prefetched is not unplanned by the step that computes its slots",
         "plan_once",
@@ -185,10 +171,17 @@ READS = (
         cases=("E16",),
     ),
     FastMutant(
-        "unplan_keeps_waits",
-        "a read that is planned again does not wait for the write of this step's rows",
+        "waits_for_oldest_write",
+        "a read of rows of several writes waits for the oldest only",
         "rows_are_right",
-        (Edit(HitRead, "_plan_key", "self.waits = (*self.waits,", "self.waits = self.waits or (*self.waits,"),),
+        (
+            Edit(
+                HitRead,
+                "_plan_key",
+                "np.unique(table.owner[self.slots[transit]]).tolist()",
+                "np.unique(table.owner[self.slots[transit]]).tolist()[:1]",
+            ),
+        ),
         ASYNC,
     ),
 )
