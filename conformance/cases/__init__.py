@@ -6,10 +6,11 @@ Built by code, not kept as files: `omni-prefix replay case:E16-running`, or `omn
 from conformance.cases.bounds import BOUNDS
 from conformance.cases.case import Case
 from conformance.cases.hits import HITS
+from conformance.cases.others import OTHERS
 from conformance.cases.plans import PLANS
 from conformance.cases.returns import RETURNS
 
-CASES: dict[str, Case] = {**HITS.cases, **PLANS.cases, **RETURNS.cases, **BOUNDS.cases}
+CASES: dict[str, Case] = {**HITS.cases, **PLANS.cases, **RETURNS.cases, **BOUNDS.cases, **OTHERS.cases}
 """Every case by its name."""
 
 __all__ = ["CASES", "Case"]

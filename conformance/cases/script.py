@@ -86,7 +86,7 @@ class Script:
     def new(
         self, req: str, text: str, blocks: Sequence[int], *, hit: int = 0, count: int | None = None, salt: int = 0
     ) -> Placed:
-        """A request comes in, its first `hit` tokens computed already; it computes the rest, or `count` tokens of it."""
+        """A request comes in, its first `hit` tokens computed already; it computes the rest, or `count` tokens."""
         return Placed(
             req, content_of(text, salt), tuple(blocks), hit, len(text) - hit if count is None else count, "new"
         )
