@@ -437,7 +437,9 @@ class PrefixCacheMachine:
                 for read in context.reads.values():
                     self._release(read, ReadState.DROPPED)
                     read.rows = {}
-        self._counters.trace("release_step", step=context.layout.step_id)
+                self._counters.trace("release_step", step=context.layout.step_id)
+        else:  # it holds nothing in the tables, whoever is busy there
+            self._counters.trace("release_step", step=context.layout.step_id)
         self.release_page(context.layout.step_id, context.page)
 
     def _hold(self, read: HitRead, deadline: Deadline) -> None:
