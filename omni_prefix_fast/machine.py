@@ -148,7 +148,9 @@ class PrefixCacheMachine:
         read.plan(self.table.open_keys(), self.table, self.log, self.writers)
         self.planned[read] = None
         self._counters.add("reads_planned")
-        self._counters.trace("plan_read", req_id=read.req_id, step=read.step_id, span=(read.start, read.end))
+        self._counters.trace(
+            "plan_read", req_id=read.req_id, step=read.step_id, span=(read.start, read.end), plans=read.plans
+        )
 
     def _release(self, read: HitRead, state: ReadState) -> None:
         read.release(self.table, self.log, state)
@@ -291,7 +293,9 @@ class PrefixCacheMachine:
         if self.planned and self.table.any_pinned(layout.slots):
             raise AssertionError(f"step {layout.step_id} claims a slot whose row a planned read still needs")
         versions = self.table.claim(layout.slots, layout.step_id, emitted)
-        self._counters.trace("claim_slots", step=layout.step_id, slots=layout.slots, emitted=emitted)
+        self._counters.trace(
+            "claim_slots", step=layout.step_id, slots=layout.slots, versions=versions, emitted=emitted
+        )
         return versions
 
     def _demote(self, key: Key) -> None:
