@@ -209,7 +209,7 @@ class OmniPrefixCacheController:
 
     def _write(self, task: WriteTask, host_rows: Sequence[torch.Tensor | ByteRows]) -> None:
         for piece, rows in zip(task.pieces, host_rows, strict=True):
-            owned = self._table.still_owned(piece.slots, piece.versions)
+            owned = self._table.still_owned(piece.slots, piece.versions, piece.claims)
             if owned.all():
                 self._pool.write(piece.key, piece.slots, rows)
             else:

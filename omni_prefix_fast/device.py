@@ -83,7 +83,7 @@ class HostDevice:
 
     def copy_to_host(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """See `Device`."""
-        out.copy_(rows.detach())
+        out.copy_(rows.detach() if rows.requires_grad else rows)
 
     def rows_to_host(self, rows: torch.Tensor, index: IntArray, out: torch.Tensor) -> None:
         """See `Device`."""

@@ -141,7 +141,7 @@ def make_layout(
     if before is not None and before.shape is shape and before.ends == starts:  # each went on where it was
         begun = before.reached
     if begun is None:
-        begun = np.array(starts, dtype=np.int64)
+        begun = np.fromiter(starts, np.int64, len(starts))
     if total:
         if int(slots.view(np.uint64).max()) >= num_slots:  # a negative slot is a huge one
             raise OmniPrefixCacheContractError(
@@ -160,6 +160,9 @@ def make_layout(
 
 def _as_slots(told: Any, step_id: StepId) -> IntArray:
     """A copy of the slots that the view told, never rounded."""
+    if type(told) is torch.Tensor and told.dtype is torch.int64 and told.is_cpu and told.ndim == 1:
+        plain: IntArray = told.numpy()
+        return plain.copy()
     try:
         slots = torch.as_tensor(told).detach().cpu().numpy()
     except (NotImplementedError, OverflowError, RuntimeError, TypeError, ValueError) as error:
@@ -184,7 +187,7 @@ def _picker(req_ids: Sequence[ReqId]) -> Callable[[Mapping[ReqId, int]], tuple[i
 def _in_place(slots: IntArray, shape: BatchShape, begun: IntArray, block_size: int) -> bool:
     """Whether each request's first and last token stand in their blocks where their positions say."""
     if len(slots) == len(begun):  # a decode step: the first token is the last
-        return not np.count_nonzero((slots - begun) % block_size)
+        return not np.count_nonzero(_divided(slots - begun, block_size)[1])
     at = np.array(shape.offsets)
     first, last = slots[at[:-1]], slots[at[1:] - 1]
     misplaced = ((first - begun) % block_size).any() or ((last - first - (shape.lengths - 1)) % block_size).any()
@@ -200,6 +203,8 @@ class FullAttentionGroupView:
     def __init__(self, input_batch: Any, block_size: int) -> None:
         """Raise `OmniPrefixCacheConfigError` if the table's layout cannot be mirrored."""
         self._batch = input_batch
+        self._table: tuple[torch.Tensor, Any] | None = None
+        """The host block table, and the same memory as an array."""
         self.block_size = block_size
         check_block_layout(input_batch.block_table[0], block_size)
 
@@ -210,10 +215,12 @@ class FullAttentionGroupView:
     def step_slots_cpu(self, req_ids: Sequence[ReqId], num_scheduled: Mapping[ReqId, int]) -> torch.Tensor:
         """See `BatchView`. One indexed read of the table for the whole batch."""
         table = self._batch.block_table[0].block_table.cpu
+        if self._table is None or self._table[0] is not table:
+            self._table = (table, table.numpy())
         pick = _picker(req_ids)
-        rows = np.array(pick(self._batch.req_id_to_index), dtype=np.int64)
+        rows = np.fromiter(pick(self._batch.req_id_to_index), np.int64, len(req_ids))
         starts = np.asarray(self._batch.num_computed_tokens_cpu)[rows]
-        return table_slots(table.numpy(), rows, starts, pick(num_scheduled), self.block_size)
+        return table_slots(self._table[1], rows, starts, pick(num_scheduled), self.block_size)
 
 
 def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[int], block_size: int) -> torch.Tensor:
@@ -228,14 +235,23 @@ def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[i
         ends = np.cumsum(lengths)
         positions = np.arange(int(ends[-1])) + np.repeat(starts - (ends - lengths), lengths)
         rows = np.repeat(rows, lengths)
-    total = positions.shape[0]
-    blocks = positions // block_size
-    if total and int(blocks.max()) >= table.shape[1]:
+    blocks, offsets = _divided(positions, block_size)
+    try:
+        slots = table[rows, blocks].astype(np.int64)
+    except IndexError:
         raise OmniPrefixCacheContractError(
             f"position {int(positions.max())} lies beyond the block table of {table.shape[1]} blocks of {block_size}"
-        )
-    slots = table[rows, blocks].astype(np.int64) * block_size + positions % block_size
+        ) from None
+    slots *= block_size
+    slots += offsets
     return torch.from_numpy(slots)
+
+
+def _divided(numbers: IntArray, by: int) -> tuple[IntArray, IntArray]:
+    """Quotient, rounded down, and remainder, never negative. Block sizes are powers of two, so this is not division."""
+    if by & (by - 1):
+        return np.divmod(numbers, by)
+    return numbers >> (by.bit_length() - 1), numbers & (by - 1)
 
 
 def check_block_layout(block_table: Any, block_size: int) -> None:

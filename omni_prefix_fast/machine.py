@@ -34,7 +34,7 @@ from omni_prefix_fast.tasks import DeferredWrite, ImmediateWrite, WritePiece, Wr
 from omni_prefix_fast.types import Holder, IntArray, Key, ReqId, StepId, TaskId, TaskState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRows:
     """Rows of a step, ready to be published."""
 
@@ -309,9 +309,9 @@ class PrefixCacheMachine:
     def _register_write(self, keys: Iterable[Key], rows: StepRows, versions: IntArray) -> ImmediateWrite:
         layout, page = rows.layout, rows.page
         task = ImmediateWrite(self._issue_task(), layout.step_id, self._runtime, page=page, transfer=rows.transfer)
+        count, slots, claims = layout.num_tokens, layout.slots, self.table.claims
         task.pieces = [
-            WritePiece(key, layout.slots, versions, (self.staging.byte_rows(page, key, layout.num_tokens),))
-            for key in keys
+            WritePiece(key, slots, versions, (self.staging.byte_rows(page, key, count),), claims) for key in keys
         ]
         self.staging.bind(page, Holder("write", task.task_id))
         self.writers[layout.step_id] = task
@@ -370,7 +370,7 @@ class PrefixCacheMachine:
             for task in self.controller.take_finished():
                 if task.state is TaskState.WRITTEN:
                     for piece in task.pieces:
-                        self.table.commit(piece.key, piece.slots, piece.versions)
+                        self.table.commit(piece.key, piece.slots, piece.versions, piece.claims)
                     self._counters.trace("commit_task", task=task.task_id)
                 if isinstance(task, DeferredWrite):
                     self.log.written(task)

@@ -305,12 +305,13 @@ class OmniPrefixCacheManager:
             reads = [context.reads[r] for r in wanted if r in context.reads] if context.reads else []
             if failed := [read.failure for read in reads if read.failure is not None]:
                 raise OmniPrefixCacheRowError(f"step {step_id}: {'; '.join(failed)}")
-            deadline = machine.deadline()
-            for read in reads:
-                machine.fetch_read(read, deadline)
-            machine.check_fetched(reads)
-            if context.landing is not None:
-                machine.controller.join_host_ready(context.landing, deadline)
+            if reads or context.landing is not None:
+                deadline = machine.deadline()
+                for read in reads:
+                    machine.fetch_read(read, deadline)
+                machine.check_fetched(reads)
+                if context.landing is not None:
+                    machine.controller.join_host_ready(context.landing, deadline)
             rows = context.layout.num_tokens
             outputs = merge(context, wanted, lambda key: machine.staging.rows(context.page, key, rows), self._allocate)
             machine.count_handed_over(reads)
@@ -536,7 +537,8 @@ def _salvaged(scheduler_output: Any) -> StepEvents:
 def _as_req_ids(req_ids: Iterable[ReqId]) -> tuple[ReqId, ...]:
     if not isinstance(req_ids, str):
         try:
-            return tuple(dict.fromkeys(req_ids))
+            wanted = tuple(req_ids)
+            return wanted if len(set(wanted)) == len(wanted) else tuple(dict.fromkeys(wanted))
         except TypeError:  # no iterable, or of things that are no ids
             pass
     raise OmniPrefixCacheContractError(

@@ -25,7 +25,7 @@ def merge(
     context: StepContext, req_ids: Sequence[ReqId], page_rows: PageRows, allocate: OutputAllocator
 ) -> StageCacheOutputs:
     """Outputs of a step for `req_ids`, whose hit reads have been fetched."""
-    emitted = set(context.emitted)
+    emitted = frozenset(context.emitted)
     hit_keys: set[Key] = set()
     if context.reads:
         hit_keys.update(key for r in req_ids if r in context.reads for key in context.reads[r].rows)

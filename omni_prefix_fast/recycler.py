@@ -11,6 +11,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -26,17 +27,28 @@ SMALL_BYTES = 64 * 1024
 """Below this, torch's own allocator is as good: malloc reuses such memory itself."""
 
 
+class _Loan(weakref.ref[_Block]):
+    """A block while something views it. Several times cheaper than `weakref.finalize`."""
+
+    __slots__ = ("block",)
+    block: _Block
+
+
 class RecyclingAllocator:
-    """An `OutputAllocator`. Thread-safe: idle blocks stand in a deque, whose ends are atomic."""
+    """An `OutputAllocator`. Thread-safe: idle blocks stand in deques, whose ends are atomic."""
 
     def __init__(self, max_idle_bytes: int) -> None:
         self._max_idle = max_idle_bytes
-        self._idle: deque[_Block] = deque()
+        self._idle: dict[int, deque[tuple[int, _Block]]] = {}
+        """By size, each with the number of its return: the newest is taken first, the oldest of all is let go of."""
+        self._returns = count()
+        self._loans: dict[int, _Loan] = {}
+        """By their own id, since an array cannot be hashed. A reference that is dropped never calls back."""
 
     @property
     def idle_bytes(self) -> int:
         """Bytes kept for later."""
-        return sum(block.nbytes for block in list(self._idle))
+        return sum(size * len(blocks) for size, blocks in list(self._idle.items()))
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor, on memory of its own for as long as anything views it."""
@@ -45,26 +57,27 @@ class RecyclingAllocator:
             return torch.empty(tuple(shape), dtype=dtype)
         block = self._take(nbytes)
         lent = block[:nbytes]
-        weakref.finalize(lent, self._give_back, block).atexit = False
-        return torch.from_numpy(lent).view(dtype).view(tuple(shape))
+        loan = _Loan(lent, self._give_back)
+        loan.block = block
+        self._loans[id(loan)] = loan
+        return torch.frombuffer(lent, dtype=dtype).view(tuple(shape))
 
     def _take(self, nbytes: int) -> _Block:
-        """An idle block that fits without wasting half of it, or a new one."""
-        for _ in range(len(self._idle)):
-            try:
-                block = self._idle.popleft()
-            except IndexError:  # another thread took it
-                break
-            if nbytes <= block.nbytes <= 2 * nbytes:
-                return block
-            self._idle.append(block)
-        step = 1 << max(12, nbytes.bit_length() - 3)  # size classes, so that hits of like length share blocks
-        return np.empty(-(-nbytes // step) * step, dtype=np.uint8)
+        """An idle block of the size class, or a new one. Classes lie so close that little of a block is wasted."""
+        step = 1 << max(12, nbytes.bit_length() - 3)
+        size = -(-nbytes // step) * step
+        try:
+            return self._idle[size].pop()[1]
+        except LookupError:  # none of this size; or another thread took it
+            return np.empty(size, dtype=np.uint8)
 
-    def _give_back(self, block: _Block) -> None:
-        self._idle.append(block)
+    def _give_back(self, loan: weakref.ref[_Block]) -> None:
+        block = self._loans.pop(id(loan)).block
+        self._idle.setdefault(block.nbytes, deque()).append((next(self._returns), block))
         while self.idle_bytes > self._max_idle:
             try:
-                self._idle.popleft()
-            except IndexError:
+                held = [blocks for blocks in list(self._idle.values()) if blocks]
+                oldest = min(held, key=lambda blocks: blocks[0][0])
+                oldest.popleft()
+            except (IndexError, ValueError):  # another thread took it
                 return

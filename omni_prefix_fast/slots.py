@@ -20,6 +20,9 @@ from omni_prefix_fast.types import BoolArray, IntArray, Key, Occupancy, StepId
 NO_STEP = -1
 NO_CHUNK = -1
 
+_FEW = 24
+"""Up to so many slots a set of Python numbers is faster than arrays."""
+
 _ABSENT, _IN_TRANSIT, _COMMITTED = map(int, Occupancy)
 """As plain numbers, which numpy takes without asking an `Enum` what it is."""
 
@@ -49,6 +52,8 @@ class SlotTable:
         self._order: IntArray = np.arange(1)
         self._stamps: IntArray = np.full(num_slots, 0, dtype=np.int64)
         self._epoch = 0
+        self.claims = 0
+        """Claims so far. While it stays the same, whatever was owned is still owned."""
         self._occupancy: dict[Key, npt.NDArray[np.uint8]] = {}
         self._log: dict[Key, LogRows] = {}
         self._prepared: dict[Key, tuple[npt.NDArray[np.uint8], LogRows | None]] = {}
@@ -106,7 +111,7 @@ class SlotTable:
     def first_repeated(self, slots: IntArray) -> int | None:
         """A slot that stands twice in `slots`, or None."""
         count = slots.shape[0]
-        if count < 2:
+        if count <= _FEW and len(set(slots.tolist())) == count:
             return None
         order = self._first(count)
         self._scratch[slots] = order
@@ -133,6 +138,7 @@ class SlotTable:
         Rows of the former tenant are gone under every key, those that the step does not emit included. Emitted
         keys are in transit, as immediate rows until `log_append` says otherwise.
         """
+        self.claims += 1
         self.version[slots] += 1
         self.owner[slots] = step_id
         emitted = frozenset(emitted)
@@ -148,16 +154,24 @@ class SlotTable:
         log.chunk[slots] = chunk_id
         log.row[slots] = self._first(slots.shape[0])
 
-    def still_owned(self, slots: IntArray, versions: IntArray) -> BoolArray:
-        """For each slot, whether the tenancy that was claimed as `versions` still lasts."""
-        return np.asarray(self.version[slots] == versions)
+    def still_owned(self, slots: IntArray, versions: IntArray, claims: int | None = None) -> BoolArray | np.bool_:
+        """For each slot, whether the tenancy that was claimed as `versions` still lasts.
 
-    def commit(self, key: Key, slots: IntArray, versions: IntArray) -> None:
-        """Rows are in the pool: in transit -> committed, for the slots whose tenancy still lasts."""
+        `claims`: what `claims` was when all of them were owned. Without another claim there is nothing to look at.
+        """
+        return np.True_ if claims == self.claims else np.asarray(self.version[slots] == versions)
+
+    def commit(self, key: Key, slots: IntArray, versions: IntArray, claims: int | None = None) -> None:
+        """Rows are in the pool: in transit -> committed, for the slots whose tenancy still lasts.
+
+        `claims`: as in `still_owned`.
+        """
         occupancy = self._occupancy.get(key)
         if occupancy is None:
             return
-        kept = slots[self.version[slots] == versions]
+        kept = slots
+        if claims != self.claims:
+            kept = slots[self.version[slots] == versions]
         occupancy[kept] = _COMMITTED
         if key in self._log:
             self._log[key].chunk[kept] = NO_CHUNK

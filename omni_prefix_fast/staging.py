@@ -55,7 +55,7 @@ class StagingBufferPool:
 
     def rows(self, page: int, key: Key, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of a page, a view `(num_rows, *feature)`. Only for a holder of the page."""
-        return self._pages[page, key][:num_rows]
+        return self._pages[page, key].narrow(0, 0, num_rows)
 
     def byte_rows(self, page: int, key: Key, num_rows: int) -> ByteRows:
         """The same rows as `PrefixBlockPool.write` likes them best."""

@@ -16,9 +16,9 @@ from omni_prefix_fast.tasks import ImmediateWrite
 from omni_prefix_fast.types import Key, ReqId, Span, StepId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepContext:
-    """One saved step, as it was when it was saved."""
+    """One saved step, as it was when it was saved. Nothing of it is set again."""
 
     layout: StepLayout
     page: int

@@ -47,6 +47,8 @@ class WritePiece:
     """Version of each slot when it was claimed for this row."""
     rows: Sequence[torch.Tensor | ByteRows]
     """Parts that make up `(len(slots), *feature)`: host views of a staging page, or device rows of log chunks."""
+    claims: int | None = None
+    """`SlotTable.claims` right after the claim; None for rows of several claims."""
 
 
 class WriteTask:
