@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from conformance.schedules.ddmin import ddmin
 from conformance.schedules.lives import Life, Lives, find_lives
+from conformance.schedules.possible import engine_might
 from conformance.schedules.trace import (
     CLOSED,
     CONTRACT,
@@ -53,9 +54,13 @@ class _Cut:
     """Events taken out for themselves."""
     keys: frozenset[str] = field(default_factory=frozenset)
     """Keys taken out."""
+    strangers: bool = True
+    """Whether ends of requests that are not live stay."""
 
 
 class _Shrinking:
+    """Ways of making a trace smaller. `trace` is the smallest that failed."""
+
     def __init__(self, trace: Trace, accepts: Ask, fails: Ask) -> None:
         self.trace = trace
         self._accepts = accepts
@@ -64,12 +69,12 @@ class _Shrinking:
     def once(self) -> bool:
         """Each way of making it smaller, once; whether one did."""
         before = self.trace
-        for way in (self._end, self._lives, self._tails, self._calls, self._keys):
+        for way in (self._end, self._lives, self._tails, self._room, self._calls, self._strangers, self._keys):
             way()
         return self.trace is not before
 
     def _try(self, candidate: Trace) -> bool:
-        if len(candidate.events) == 0 or candidate == self.trace:
+        if not candidate.events or candidate == self.trace or not engine_might(candidate.events):
             return False
         if self._accepts(candidate) and self._fails(candidate):
             self.trace = candidate
@@ -87,6 +92,7 @@ class _Shrinking:
                 low = middle + 1
 
     def _lives(self) -> None:
+        """Fewer requests."""
         trace, lives = self.trace, find_lives(self.trace.events)
 
         def fails(kept: list[Life]) -> bool:
@@ -106,7 +112,20 @@ class _Shrinking:
                     cut = fewer
                     break
 
+    def _room(self) -> None:
+        """A page for each step, so that no step has to be consumed for the sake of a later one."""
+        steps = len(find_lives(self.trace.events).of_label)
+        if self.trace.header.staging_depth < steps:
+            header = self.trace.header.model_copy(update={"staging_depth": steps})
+            self._try(self.trace.model_copy(update={"header": header}))
+
+    def _strangers(self) -> None:
+        """No end of a request that never began."""
+        lives = find_lives(self.trace.events)
+        self._try(_cut(self.trace, lives, _Cut(lives.lengths, strangers=False)))
+
     def _calls(self) -> None:
+        """No single event that the others can do without."""
         trace, lives = self.trace, find_lives(self.trace.events)
         every = frozenset(range(len(trace.events)))
 
@@ -116,6 +135,7 @@ class _Shrinking:
         ddmin(sorted(every), fails)
 
     def _keys(self) -> None:
+        """Fewer keys."""
         for key in [key.name for key in self.trace.header.keys]:
             if len(self.trace.header.keys) > 1:
                 lives = find_lives(self.trace.events)
@@ -169,7 +189,7 @@ def _left_of_start(event: Start, index: int, lives: Lives, cut: _Cut) -> Start |
         error = None
     left = event.model_copy(
         update={
-            "finished": [req for req in event.finished if req not in ended or cut.steps[ended[req]]],
+            "finished": [r for r in event.finished if (cut.steps[ended[r]] if r in ended else cut.strangers)],
             "admitted": admitted,
             "running": {req: n for req, n in event.running.items() if _stays(req, index, lives, cut)},
             "scheduled": {req: n for req, n in event.scheduled.items() if _stays(req, index, lives, cut)},
