@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -12,20 +11,15 @@ from rich.progress import Progress
 from conformance.conform.plan import Found
 from conformance.conform.session import Session
 from conformance.conform.story import story
-from conformance.drivers.subject import Run, Subject
+from conformance.drivers.shrink import Shrunk, shrink
+from conformance.drivers.subject import Run
 from conformance.page.render import write_page
 from conformance.schedules import Trace, generate
 
 TOLD = 3
 """Failures that are made small and told whole; the others are named."""
-
-
-@dataclass(frozen=True)
-class Small:
-    """A failing trace made small, with its interleaving in it if it has one, and its run, recorded."""
-
-    trace: Trace
-    run: Run
+SHRINK_S = 90.0
+"""Most seconds that are spent on making a failure small; what was reached by then is told."""
 
 
 def present(out: Console, session: Session, folder: Path) -> None:
@@ -47,7 +41,7 @@ def replay_command(file: Path | str, driver: str, mutant: str | None) -> str:
     """What runs a saved trace again. A faulty package is run by `page` alone."""
     if mutant is None:
         return f"omni-prefix replay {file} --driver {driver}"
-    return f"omni-prefix page {file} page.html --driver {driver} --mutant {mutant}"
+    return f"omni-prefix page {file} --driver {driver} --mutant {mutant}"
 
 
 def _present(out: Console, session: Session, one: Found, trace: Trace, folder: Path) -> None:
@@ -66,7 +60,7 @@ def _present(out: Console, session: Session, one: Found, trace: Trace, folder: P
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
         progress.add_task("making it small", total=None)
-        small = made_small(subject, trace, seed, run)
+        small = shrink(subject, trace, run, seed=seed, seconds=SHRINK_S)
     small.trace.write(file)
     page = file.with_suffix(".html")
     command = replay_command(file, one.driver, session.plan.mutant)
@@ -77,7 +71,7 @@ def _present(out: Console, session: Session, one: Found, trace: Trace, folder: P
     _print(out, f"run it again: {command}\nits page:     {page}")
 
 
-def _left(small: Small, before: Run) -> str:
+def _left(small: Shrunk, before: Run) -> str:
     if small.trace.interleaving is None or before.interleaving is None:
         return ""
     return f", and {len(small.trace.interleaving.switches)} of {len(before.interleaving.switches)} switches"
@@ -85,11 +79,3 @@ def _left(small: Small, before: Run) -> str:
 
 def _print(out: Console, text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def made_small(subject: Subject, trace: Trace, seed: int, run: Run) -> Small:
-    """A smaller trace that fails in the same way, and its recorded run."""
-    if run.interleaving is not None:
-        trace = trace.model_copy(update={"interleaving": run.interleaving})
-    again = subject.run(trace, seed=seed, interleaving=trace.interleaving, record=True)
-    return Small(trace, again)

@@ -6,9 +6,9 @@ what its failure says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from conformance.drivers.subject import Moment
 from conformance.schedules.trace import Admission, Event, Part, Save, Start, Trace, Unsaved
@@ -67,6 +67,8 @@ class Step:
     claimed: tuple[Identity, ...]
     emitted: tuple[str, ...]
     deferred: tuple[str, ...] = ()
+    writer: Task | None = None
+    """Its immediate write."""
     consumed: bool = False
 
 
@@ -95,9 +97,9 @@ class Tables:
     def apply(self, moment: Moment) -> None:
         """Take in one moment. Actions that change no table, and those of the harness, are passed over."""
         action = moment.action
-        handle = getattr(self, f"_{action}", None) if action in _HANDLED else None
+        handle = self._HANDLERS.get(action)
         if handle is not None:
-            handle(moment.details, self._event(moment.event))
+            handle(self, moment.details, self._event(moment.event))
         elif action in CHAIN:
             task = self.tasks.get(number(moment.details, "task"))
             if task is not None:
@@ -176,9 +178,8 @@ class Tables:
             self.tasks[self._next_task] = Task(self._next_task, step.id, str(req))
             self.open_writes[str(req)] = self._next_task
             self._next_task += 1
-        for task in self.tasks.values():  # registered before: it has the rows of the other keys only
-            if task.step == step.id and task.req is None:
-                task.rows = [row for row in task.rows if row[0] not in step.deferred]
+        if step.writer is not None:  # registered before: it has the rows of the other keys only
+            step.writer.rows = [row for row in step.writer.rows if row[0] not in step.deferred]
         for part in step.batch:
             opened = self.open_writes.get(part.req)
             if opened is not None:
@@ -189,7 +190,7 @@ class Tables:
         self._next_task = max(self._next_task, task + 1)
         if step is None:
             return
-        self.tasks[task] = Task(task, step.id, None)
+        step.writer = self.tasks[task] = Task(task, step.id, None)
         immediate = [key for key in step.emitted if key not in step.deferred]
         self._give(task, immediate, [slot for slot, _ in step.claimed])
 
@@ -223,24 +224,21 @@ class Tables:
             if step == number(details, "step"):
                 read.state = "released"
 
-
-_HANDLED = frozenset(
-    {
-        "finish_request",
-        "start_request",
-        "plan_read",
-        "unplan_read",
-        "preserve_read",
-        "fetch_read",
-        "claim_slots",
-        "append_rows",
-        "register_write",
-        "seal_write",
-        "commit_task",
-        "take_step",
-        "release_step",
+    _HANDLERS: ClassVar[Mapping[str, Callable[[Tables, Mapping[str, Any], Event | None], None]]] = {
+        "finish_request": _finish_request,
+        "start_request": _start_request,
+        "plan_read": _plan_read,
+        "unplan_read": _unplan_read,
+        "preserve_read": _preserve_read,
+        "fetch_read": _fetch_read,
+        "claim_slots": _claim_slots,
+        "append_rows": _append_rows,
+        "register_write": _register_write,
+        "seal_write": _seal_write,
+        "commit_task": _commit_task,
+        "take_step": _take_step,
+        "release_step": _release_step,
     }
-)
 
 
 def text(details: Mapping[str, Any], name: str) -> str:

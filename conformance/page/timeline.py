@@ -99,6 +99,8 @@ class Timeline:
                 bar.leave(at + 1)
             case _:
                 bar.ticks.append(at)
+                if not bar.spans or bar.spans[-1][1] != OPEN:
+                    bar.enter(at, "running")
 
     def _label(self, step: int) -> str:
         found = self._tables.steps.get(step)

@@ -52,7 +52,7 @@
     cell.title = `slot ${slot}, version ${version}, claimed by ${owner}${tenant ? ` for ${tenant}` : ""}; ${told}`;
   }
 
-  const live = [];
+  const live = []; // by slot; none where the block is left out
   const columnCells = columns.map(() => []);
   function drawSlots() {
     const head = make("tr", {}, make("th", { class: "block" }, "block"), make("th", { class: "slot" }, "slot"),
@@ -67,7 +67,11 @@
       head.append(cell);
     });
     const body = make("tbody");
+    const used = (block) => states[states.length - 1].slice(block * data.block_size, (block + 1) * data.block_size)
+      .some(([version]) => version > 0);
+    const idle = Array.from({ length: data.num_blocks }, (_, block) => block).filter((block) => !used(block));
     for (let slot = 0; slot < slots; slot++) {
+      if (!used(Math.floor(slot / data.block_size))) continue;
       const last = slot % data.block_size === data.block_size - 1 ? "block-end" : "";
       const row = make("tr", { class: last });
       if (slot % data.block_size === 0) {
@@ -75,7 +79,7 @@
         row.append(make("th", rows, String(slot / data.block_size)));
       }
       row.append(make("th", { class: `slot${wrong.has(slot) ? " wrong" : ""}`, scope: "row" }, String(slot)));
-      live.push(make("td", { class: "live" }));
+      live[slot] = make("td", { class: "live" });
       row.append(live[slot]);
       columns.forEach((column, c) => {
         const state = states[column.moment][slot];
@@ -89,7 +93,9 @@
       body.append(row);
     }
     at("slots").append(make("thead", {}, head), body);
-    if (!columns.length) at("slots").after(make("p", { class: "note" }, "This driver tells no claims."));
+    const note = !columns.length ? "No slot was claimed, or this driver does not tell."
+      : idle.length ? `Left out, since nothing claims them: block${idle.length > 1 ? "s" : ""} ${idle.join(", ")}.` : "";
+    if (note) at("slots-pane").append(make("p", { class: "note" }, note));
   }
 
   // ---- the list of moments
@@ -189,10 +195,10 @@
     at("slider").value = now;
     const place = `moment ${now} of ${moments.length - 1}` + (event >= 0 ? `, in event ${event}` : "");
     at("now").replaceChildren(make("b", {}, place), ` · ${thread} · ${words}`);
-    states[now].forEach((state, slot) => fill(live[slot], slot, state));
+    live.forEach((cell, slot) => fill(cell, slot, states[now][slot]));
     for (const read of data.reads) {
       const planned = read.spans.some(([from, to, state]) => state === "planned" && from <= now && now < to);
-      for (const slot of planned ? read.slots : []) {
+      for (const slot of planned ? read.slots.filter((one) => live[one]) : []) {
         live[slot].append(make("span", { class: "reader", title: `needed by the read of ${read.title}` }, read.name.split(",")[0]));
       }
     }
