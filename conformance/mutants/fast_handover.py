@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.mutants.fast_edit import Edit, Edits, FastMutant, Function, Wrap
-from omni_prefix_fast import manager, merge
+from omni_prefix_fast import intake, manager, merge
 from omni_prefix_fast.device import HostDevice
 from omni_prefix_fast.intake import KeySorter
 from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.log import DeferredLog
 from omni_prefix_fast.manager import OmniPrefixCacheManager
+from omni_prefix_fast.recycler import RecyclingAllocator
 from omni_prefix_fast.requests import RequestTable
 from omni_prefix_fast.staging import StagingBufferPool
 
@@ -151,6 +152,48 @@ COPIES = (
         "rows_are_right",
         (Edit(HostDevice, "clone", "copy=True", "copy=False"),),
         cases=("E20",),
+    ),
+    FastMutant(
+        "clone_keeps_dtype",
+        "deferred rows are kept in the type that they come in, whatever the pool's is",
+        "rows_are_right",
+        (Edit(HostDevice, "clone", "dtype=dtype", "dtype=rows.dtype"),),
+        cases=("E11",),
+    ),
+    FastMutant(
+        "recycled_while_held",
+        "memory is handed out again while a consumer still looks at it",
+        "rows_are_right",
+        (
+            Edit(
+                RecyclingAllocator,
+                "__call__",
+                "self._loans[id(loan)] = loan",
+                "self._loans[id(loan)] = loan; self._give_back(loan)",
+            ),
+        ),
+        cases=("E12",),
+    ),
+    FastMutant(
+        "leftover_is_view",
+        "what is no row is kept as the live tensor",
+        "rows_are_right",
+        (Edit(intake, "_host_copy", "copy=True", "copy=False"),),
+        cases=("E20",),
+    ),
+    FastMutant(
+        "leftover_of_batch",
+        "each request takes a tensor of the whole batch with it",
+        "rows_are_right",
+        (Edit(intake, "share_of", "leftover.value[layout.rows(req_id)].clone()", "leftover.value.clone()"),),
+        cases=("E08",),
+    ),
+    FastMutant(
+        "leftover_of_first_request",
+        "every request takes the first one's entry of a list",
+        "rows_are_right",
+        (Edit(merge, "share_of", "leftover.values[layout.index[req_id]]", "leftover.values[0]"),),
+        cases=("E08",),
     ),
     FastMutant(
         "stale_page_view",
