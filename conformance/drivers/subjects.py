@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from conformance.drivers.agree import tables_differ
-from conformance.drivers.fast import FastDriver
+from conformance.drivers.kept import KeepingDriver, WarmMemory
 from conformance.drivers.reference import ReferenceDriver
 from conformance.drivers.subject import Failure, Moment, Run
 from conformance.schedules.driver import Outcome
@@ -112,6 +112,7 @@ class EagerFast:
             over = over or WRITE in (expected.error, outcome.error) or isinstance(event, Shutdown)
             return None if over else tables_differ(reference.snapshot(), driver.snapshot())
 
-        reference, driver = ReferenceDriver(trace.header, checked=False), FastDriver(trace.header, observe=observe)
+        reference = ReferenceDriver(trace.header, checked=False)
+        driver = KeepingDriver(trace.header, observe=observe, allocate=WarmMemory())
         ran = run_events(trace, driver, check=compare)
         return Run(ran.failure, ran.events, actions, moments=tuple(moments))
