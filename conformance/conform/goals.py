@@ -71,7 +71,7 @@ def reached(drawn: Generated, run: Run) -> Counter[str]:
     for event in drawn.trace.events[: run.events]:
         if isinstance(event, Save) and event.error == TIMEOUT:
             seen.count(FULL_STAGING)
-    return seen.counts
+    return +seen.counts
 
 
 class _Watch:
@@ -96,7 +96,7 @@ class _Watch:
         self.counts[goal.name] += 1
 
     def look(self, moment: Moment) -> None:
-        if moment.action != "fail_task":
+        if moment.action not in {"fail_task", "block"}:
             self.waiting.pop(moment.thread, None)
         look = _LOOKS.get(moment.action)
         if look is not None:
