@@ -63,8 +63,14 @@ class AsynchronousFast:
         """Run a trace."""
         if interleaving is None:
             strategy: Strategy = drawn(seed, max(1, POINTS_OF_EVENT * len(trace.events)))
-            return Session(trace, strategy, device_seed=seed, record=record).run()
-        return Session(trace, Replay(interleaving.switches), device_seed=interleaving.device_seed, record=record).run()
+            return Session(trace, serial_runtime(strategy), device_seed=seed, record=record).run()
+        runtime = serial_runtime(Replay(interleaving.switches))
+        return Session(trace, runtime, device_seed=interleaving.device_seed, record=record).run()
+
+
+def serial_runtime(strategy: Strategy) -> SerialRuntime:
+    """A runtime for one run of a session."""
+    return SerialRuntime(strategy, quiet=QUIET)
 
 
 class FoundError(Exception):
@@ -106,18 +112,38 @@ class _Driver(FastDriver):
 
 
 class Session:
-    """One run of one trace."""
+    """One run of one trace.
 
-    def __init__(self, trace: Trace, strategy: Strategy, *, device_seed: int, record: bool = False) -> None:
+    Args:
+        trace: what to run.
+        runtime: of this run, and of no other one.
+        device_seed: decides when copies land, how many builders there are, and what consumers drop.
+        record: tell the moments.
+        window: from which event to which one, the second left out, an exhaustive search looks for other interleavings.
+            None: everywhere.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        runtime: SerialRuntime,
+        *,
+        device_seed: int,
+        record: bool = False,
+        window: tuple[int, int] | None = None,
+    ) -> None:
         self.trace = trace
         self.device_seed = device_seed
-        self.runtime = SerialRuntime(strategy, quiet=QUIET)
+        self.runtime = runtime
+        self._window = window
         self.actions: Counter[str] = Counter()
         self.moments: list[Moment] = []
         self._record = record
         self._at: dict[str, int] = {}
         """Event that each thread is busy with."""
         self._events = 0
+        self._waited = 0.0
+        """What the clock may show: the time that due time-outs took."""
         self._device = _Device(device_seed, runtime=self.runtime, on_call=self.runtime.point)
         self._driver = _Driver(trace, self.runtime, self._device, self)
         self._judge = OverlappingJudge()
@@ -130,7 +156,7 @@ class Session:
         """Run the trace to its end, or to the first failure."""
         failure: Failure | None = None
         try:
-            self.runtime.run(self._program)
+            self.runtime.run(self.program)
         except FoundError as found:
             failure = found.failure
         except RunError as error:
@@ -159,9 +185,11 @@ class Session:
 
     # ------------------------------------------------------------------------- the threads
 
-    def _program(self) -> None:
-        """What the engine thread does."""
+    def program(self) -> None:
+        """What the engine thread does. Raises `FoundError`."""
         for index, event in enumerate(self.trace.events):
+            if self._window is not None:
+                self.runtime.explored = index in range(*self._window)
             if isinstance(event, (Materialize, Discard)):
                 self._builders.post(index, event)
                 continue
@@ -169,25 +197,32 @@ class Session:
                 self._builders.wait()
             if isinstance(event, Shutdown):
                 self._judge.shuts_down(index)
-            since = self.runtime.monotonic()
+            self._check_clock(index, event.event)
             self._apply(index, event)
-            self._check(index, event, since)
+            if getattr(event, "error", None) == TIMEOUT:
+                self._waited = self.runtime.monotonic()
+            self._check(index, event)
         self._builders.close()
         self._at.pop("engine", None)
         self._driver.cache.shutdown()
+        self._check_clock(-1, "")
         self._nothing_left(-1, "")
         for outputs, due in self._driver.kept:
             if (found := self._driver.due_of(outputs, due)) is not due:
                 raise FoundError(Failure(-1, "", "outcome", f"{due} was handed over, and became {found}"))
 
-    def _check(self, index: int, event: Event, since: float) -> None:
-        """One writer; and the clock, which moves only when everybody waits, has to stand unless a time-out is due."""
+    def _check(self, index: int, event: Event) -> None:
+        """What holds after every event."""
         if self._one_writer.broken is not None:
             raise FoundError(Failure(index, event.event, "rule", self._one_writer.broken))
-        waited = self.runtime.monotonic() - since
-        if waited and getattr(event, "error", None) != TIMEOUT:
+        self._check_clock(index, event.event)
+
+    def _check_clock(self, index: int, event: str) -> None:
+        """The clock moves only when everybody waits: it has to stand, unless a time-out is due."""
+        waited = self.runtime.monotonic() - self._waited
+        if waited:
             what = f"for {waited:g} s of the virtual clock everybody waited, and nobody was woken"
-            raise FoundError(Failure(index, event.event, "deadlock", what))
+            raise FoundError(Failure(index, event, "deadlock", what))
 
     def _apply(self, index: int, event: Event) -> None:
         thread = self.runtime.thread

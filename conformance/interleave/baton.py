@@ -98,6 +98,10 @@ class Baton:
         self.switches: list[tuple[int, str]] = []
         """Where somebody went on who would not have done so by himself: `Interleaving.switches`."""
         self.preemptions = 0
+        self.behind: Callable[[], None] = self.point
+        """Called behind operations that others can see."""
+        self.explored = True
+        """See `SerialRuntime.explored`."""
         self.over: BaseException | None = None
         """Why the run has to end."""
         self.on_turn: Callable[[str, Task], None] | None = None

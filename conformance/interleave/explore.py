@@ -39,10 +39,10 @@ class Explored:
 
 
 def run_once(
-    program: Program, strategy: Strategy, *, quiet: Collection[str] = ()
+    program: Program, strategy: Strategy, *, quiet: Collection[str] = (), coarse: bool = False
 ) -> tuple[SerialRuntime, Exception | None]:
     """One run, and what it raised."""
-    runtime = SerialRuntime(strategy, limit=POINTS, quiet=quiet)
+    runtime = SerialRuntime(strategy, limit=POINTS, quiet=quiet, coarse=coarse)
     try:
         runtime.run(lambda: program(runtime))
     except Exception as error:  # noqa: BLE001 - whatever the program finds wrong is the finding
@@ -50,7 +50,14 @@ def run_once(
     return runtime, None
 
 
-def exhaustive(program: Program, *, preemptions: int = 2, most: int = 50_000, quiet: Collection[str] = ()) -> Explored:
+def exhaustive(
+    program: Program,
+    *,
+    preemptions: int = 2,
+    most: int = 50_000,
+    quiet: Collection[str] = (),
+    coarse: bool = False,
+) -> Explored:
     """Every interleaving with up to so many preemptions, fewest first; up to the first error.
 
     A preemption takes the baton away from a thread that can go on. Who goes on where a thread stops is tried in every
@@ -68,7 +75,7 @@ def exhaustive(program: Program, *, preemptions: int = 2, most: int = 50_000, qu
                 raise EndlessError(f"more than {most} interleavings; make the program smaller, or explore by `sample`")
             switches = level.pop()
             strategy = _Deviating(switches)
-            runtime, error = run_once(program, strategy, quiet=quiet)
+            runtime, error = run_once(strategy.watched(program), strategy, quiet=quiet, coarse=coarse)
             runs, points = runs + 1, max(points, runtime.points)
             if error is not None:
                 return Explored(runs, points, error, tuple(runtime.switches))
@@ -90,13 +97,23 @@ def sample(program: Program, strategies: Iterable[Strategy], *, quiet: Collectio
 
 
 class _Deviating(Replay):
-    """Replays some switches, and notes what else could have been done behind the last of them."""
+    """Replays some switches, and notes what else could have been done behind the last of them, where it is explored."""
 
     def __init__(self, switches: Sequence[tuple[int, str]]) -> None:
         super().__init__(switches)
         self._last = max((point for point, _ in switches), default=-1)
         self.seen: list[tuple[int, bool, tuple[str, ...]]] = []
         """Point, whether another choice is a preemption, and the other choices."""
+        self._runtime: SerialRuntime | None = None
+
+    def watched(self, program: Program) -> Program:
+        """The program, whose runtime says what is explored."""
+
+        def run(runtime: SerialRuntime) -> None:
+            self._runtime = runtime
+            program(runtime)
+
+        return run
 
     def next_look(self, point: int) -> int:
         """See `Strategy`."""
@@ -105,7 +122,7 @@ class _Deviating(Replay):
     def choose(self, point: int, running: str | None, ready: Sequence[str]) -> str:
         """See `Strategy`."""
         chosen = super().choose(point, running, ready)
-        if point > self._last:
+        if point > self._last and self._runtime is not None and self._runtime.explored:
             others = tuple(name for name in ready if name != chosen)
             self.seen.append((point, running is not None, others))
         return chosen

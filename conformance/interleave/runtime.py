@@ -1,7 +1,9 @@
 """`SerialRuntime`: locks, conditions, events, threads and the clock of a run that one baton goes through.
 
-Points stand before an acquire and a wait, and behind a release, a notification, a set, a look at an event and a start
-of a thread. Code between two points is atomic; `point` adds more of them by hand, and `trace_lines` one a line.
+Points stand before an acquire, a wait and a join, and behind a release, a set, a look at an event and a start of a
+thread. Code between two points is atomic; `point` adds more of them by hand, and `trace_lines` one a line. A *coarse*
+runtime has no points behind anything: as good where code between two operations touches nothing that is shared, and
+cheaper to search.
 """
 
 from __future__ import annotations
@@ -28,15 +30,32 @@ class SerialRuntime:
         quiet: names of locks and conditions whose acquire and release are no points: those that guard a few lines
             without a point in them.
         first: name of the thread that runs the program.
+        coarse: see the module.
     """
 
     def __init__(
-        self, strategy: Strategy, *, limit: int = POINTS, quiet: Collection[str] = (), first: str = "engine"
+        self,
+        strategy: Strategy,
+        *,
+        limit: int = POINTS,
+        quiet: Collection[str] = (),
+        first: str = "engine",
+        coarse: bool = False,
     ) -> None:
         self.baton = Baton(strategy, limit=limit, first=first)
+        self.baton.behind = _no_point if coarse else self.baton.point
         self.point = self.baton.point
         """Here another thread may go on. `point(name)`, on the running thread."""
         self._quiet = frozenset(quiet)
+
+    @property
+    def explored(self) -> bool:
+        """Whether an exhaustive search tries other interleavings here. A program may say so, part by part."""
+        return self.baton.explored
+
+    @explored.setter
+    def explored(self, explored: bool) -> None:
+        self.baton.explored = explored
 
     @property
     def points(self) -> int:
@@ -92,8 +111,12 @@ class SerialRuntime:
     def spawn(self, name: str, target: Callable[[], None]) -> fast_runtime.Thread:
         """See `Runtime`."""
         thread = SerialThread(self.baton, self.baton.start(name, target))
-        self.baton.point()
+        self.baton.behind()
         return thread
+
+
+def _no_point() -> None:
+    """Nobody else goes on here."""
 
 
 class SerialLock:
@@ -143,7 +166,7 @@ class SerialLock:
         baton = self._baton
         self._free()
         if not self._quiet:
-            baton.point()
+            baton.behind()
 
     def _free(self) -> None:
         baton = self._baton
@@ -240,11 +263,11 @@ class SerialEvent:
         self._set = True
         for waiter in self.waiters:
             self._baton.make_ready(waiter)
-        self._baton.point()
+        self._baton.behind()
 
     def is_set(self) -> bool:
         found = self._set
-        self._baton.point()
+        self._baton.behind()
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -270,5 +293,5 @@ class SerialThread:
 
     def is_alive(self) -> bool:
         alive = not self._task.done
-        self._baton.point()
+        self._baton.behind()
         return alive
