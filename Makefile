@@ -92,6 +92,17 @@ mutants: $(DEV_READY) ## every seeded fault is caught by the check that names it
 agree: $(DEV_READY) ## reference model and production package agree on random schedules
 	@$(DEV)/omni-prefix agree
 
+.PHONY: conform conform-deep conform-example
+conform: $(DEV_READY) ## 20,000 random traces on the production cache in both modes, and what they covered
+	@$(DEV)/omni-prefix conform --traces 20000 --seed $(SEED) --all-goals
+
+conform-deep: $(DEV_READY) ## a million of them; broken off, it goes on where it was
+	@$(DEV)/omni-prefix conform --traces 1000000 --seed $(SEED) --all-goals --resume .scratch/conform-deep-$(SEED).json
+
+conform-example: $(DEV_READY) ## make the failing example of the docs anew (the picture needs chromium)
+	@$(DEV)/omni-prefix page seed:44 docs/conformance/example.html --driver fast-async --seed 44 \
+		--mutant stale_generation_kept --small --screenshot docs/conformance/example.png
+
 .PHONY: ci clean
 ci: ## all that continuous integration runs
 	@.ci/run
