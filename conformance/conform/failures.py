@@ -17,7 +17,9 @@ from conformance.page.render import write_page
 from conformance.schedules import Trace, generate
 
 TOLD = 3
-"""Failures that are made small and told whole; the others are named."""
+"""Failures that are made small and told whole."""
+NAMED = 10
+"""Failures behind those that are named, in a line each."""
 SHRINK_S = 90.0
 """Most seconds that are spent on making a failure small; what was reached by then is told."""
 
@@ -30,10 +32,12 @@ def present(out: Console, session: Session, folder: Path) -> None:
         trace = generate(session.plan.trace_seed(one.n)).trace
         out.print(f"\n[bold red]failure {nth}[/]: trace {one.n} of seed {session.plan.seed} on {one.driver}")
         _present(out, session, one, trace, folder)
-    for one in found[TOLD:]:
+    for one in found[TOLD : TOLD + NAMED]:
         seed = session.plan.trace_seed(one.n)
         first = str(one.failure).splitlines()[0]
         _print(out, f"seed:{seed} on {one.driver}: {first if len(first) < 100 else first[:100] + ' …'}")
+    if len(found) > TOLD + NAMED:
+        out.print(f"and {len(found) - TOLD - NAMED} more")
     out.print(f"\n[bold red]{len(found)} failures in {session.done.last:,} traces")
 
 
