@@ -120,7 +120,7 @@ class PrefixCacheMachine:
         with self.lock:
             self.requests.start(admitted, scheduled)
         if owed is not None:
-            read = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime)
+            read = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime, owed.blocks)
             read.tail = scheduled
             self.starting[admitted.req_id] = read
         self._counters.trace(
@@ -293,9 +293,7 @@ class PrefixCacheMachine:
         if self.planned and self.table.any_pinned(layout.slots):
             raise AssertionError(f"step {layout.step_id} claims a slot whose row a planned read still needs")
         versions = self.table.claim(layout.slots, layout.step_id, emitted)
-        self._counters.trace(
-            "claim_slots", step=layout.step_id, slots=layout.slots, versions=versions, emitted=emitted
-        )
+        self._counters.trace("claim_slots", step=layout.step_id, slots=layout.slots, versions=versions, emitted=emitted)
         return versions
 
     def _demote(self, key: Key) -> None:

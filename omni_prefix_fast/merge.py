@@ -75,7 +75,7 @@ def _merged(read: HitRead | None, key: Key, rows: torch.Tensor, allocate: Output
     if merged is None:  # no row of this key in the whole span: zeros, fixed when the read was planned
         merged = allocate((len(read) + rows.shape[0], *rows.shape[1:]), rows.dtype)
         merged[: len(read)].zero_()
-    merged[len(read) :] = rows
+    merged.narrow(0, len(read), rows.shape[0]).copy_(rows)
     return merged
 
 

@@ -201,7 +201,14 @@ class PrefixBlockPool:
             else:
                 storage[slots[kept]] = source[kept]
 
-    def gather(self, key: Key, slots: IntArray, out: torch.Tensor, positions: IntArray | None = None) -> None:
+    def gather(
+        self,
+        key: Key,
+        slots: IntArray,
+        out: torch.Tensor,
+        positions: IntArray | None = None,
+        blocks: IntArray | None = None,
+    ) -> None:
         """Copy the rows of `slots` into `out` (`(rows, *feature)`, contiguous).
 
         Whole blocks are copied as blocks: one contiguous piece of `block_size` rows each.
@@ -211,6 +218,7 @@ class PrefixBlockPool:
             slots: what to read.
             out: where to.
             positions: row of `out` for each slot; None: `out` has a row for each, in order.
+            blocks: the blocks that `slots` are, where the caller knows them to be whole ones.
         """
         storage = self._rows[key]
         if not storage.size or not slots.size:
@@ -218,11 +226,12 @@ class PrefixBlockPool:
         if positions is not None:
             byte_rows(out, out.shape[0])[positions] = storage[slots]
             return
-        blocks = self._whole_blocks(slots)
+        if blocks is None:
+            blocks = self._whole_blocks(slots)
         if blocks is None:
             np.take(storage, slots, out=byte_rows(out, slots.shape[0]), mode="clip")  # clip: no bounds pass, no copy
         else:
-            np.take(self._blocks[key], blocks, out=byte_rows(out, blocks.shape[0]), mode="clip")
+            _take_blocks(self._blocks[key], blocks, byte_rows(out, blocks.shape[0]))
 
     def _whole_blocks(self, slots: IntArray) -> IntArray | None:
         if slots.shape[0] == 0 or slots.shape[0] % self.block_size:
@@ -232,3 +241,16 @@ class PrefixBlockPool:
         if (first % self.block_size).any() or not np.array_equal(whole.reshape(-1), slots):
             return None
         return np.ascontiguousarray(first // self.block_size)
+
+
+def _take_blocks(storage: ByteRows, blocks: IntArray, out: ByteRows) -> None:
+    """Copy blocks, neighbours in one piece where many are: an allocator that is not worn hands out long runs."""
+    begins = np.flatnonzero(blocks[1:] != blocks[:-1] + 1) + 1
+    if len(begins) * 4 > len(blocks):
+        np.take(storage, blocks, out=out, mode="clip")
+        return
+    at = 0
+    for end in (*begins.tolist(), len(blocks)):
+        first = int(blocks[at])
+        out[at:end] = storage[first : first + end - at]
+        at = end

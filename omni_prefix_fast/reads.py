@@ -23,9 +23,11 @@ from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.runtime import Runtime
 from omni_prefix_fast.slots import NO_CHUNK, SlotTable
 from omni_prefix_fast.tasks import WriteTask
-from omni_prefix_fast.types import HIDDEN_KEY, IntArray, Key, Occupancy, ReqId, Span, StepId
+from omni_prefix_fast.types import HIDDEN_KEY, BoolArray, IntArray, Key, Occupancy, ReqId, Span, StepId
 
 NOTHING: IntArray = np.empty(0, dtype=np.int64)
+
+_ABSENT, _IN_TRANSIT, _COMMITTED = map(int, Occupancy)
 
 
 class ReadState(Enum):
@@ -64,12 +66,22 @@ class KeyPlan:
 class HitRead:
     """The rows `[start, end)` that one request is owed from the cache in one step."""
 
-    def __init__(self, req_id: ReqId, step_id: StepId, span: Span, slots: IntArray, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        req_id: ReqId,
+        step_id: StepId,
+        span: Span,
+        slots: IntArray,
+        runtime: Runtime,
+        blocks: IntArray | None = None,
+    ) -> None:
         self.req_id = req_id
         self.step_id = step_id
         self.start, self.end = span
         self.slots = slots
         """Slot of each position, `(end - start,)`."""
+        self.blocks = blocks
+        """The blocks that these are, if they are known to be whole ones."""
         self.lock = runtime.lock(f"hit read of {req_id!r}, step {step_id}")
         """Held while rows are gathered, so that a builder and a claimant never gather twice."""
         self.state = ReadState.UNPLANNED
@@ -94,12 +106,12 @@ class HitRead:
     ) -> None:
         """Resolve every key and position, and pin what was found. `writers`: immediate writes not yet committed."""
         self.plans = {key: self._plan_key(key, table, log, writers) for key in keys}
-        named = np.zeros(len(self), dtype=np.bool_)
-        for plan in self.plans.values():
-            if plan.pool is None:
-                named[:] = True
-            else:
+        named: slice | BoolArray = slice(None)
+        if all(plan.pool is not None for plan in self.plans.values()):
+            named = np.zeros(len(self), dtype=np.bool_)
+            for plan in self.plans.values():
                 named[plan.pool] = True
+        for plan in self.plans.values():
             for part in plan.log:
                 log.hold(part.chunk)
         self.pinned = self.slots[named]
@@ -108,10 +120,10 @@ class HitRead:
 
     def _plan_key(self, key: Key, table: SlotTable, log: DeferredLog, writers: Mapping[StepId, WriteTask]) -> KeyPlan:
         occupancy = table.occupancy(key, self.slots)
-        if (occupancy == Occupancy.COMMITTED).all():
+        in_pool = occupancy == _COMMITTED
+        if np.count_nonzero(in_pool) == len(self):
             return KeyPlan(None, (), NOTHING)
-        in_pool = occupancy == Occupancy.COMMITTED
-        transit = occupancy == Occupancy.IN_TRANSIT
+        transit = occupancy == _IN_TRANSIT
         parts: list[LogRead] = []
         logged = table.log_rows(key, self.slots)
         if logged is not None:
@@ -126,7 +138,7 @@ class HitRead:
             owners = np.unique(table.owner[self.slots[transit]]).tolist()
             self.waits = (*self.waits, *(writers[step] for step in owners))
             in_pool |= transit
-        holes = np.flatnonzero(occupancy == Occupancy.ABSENT)
+        holes = np.flatnonzero(occupancy == _ABSENT)
         return KeyPlan(None if in_pool.all() else np.flatnonzero(in_pool), tuple(parts), holes)
 
     def settle(self, *, owes_hidden: bool) -> None:
@@ -177,7 +189,7 @@ class HitRead:
         storage = pool.storage(key)
         rows = allocate((len(self) + self.tail, *storage.shape[2:]), storage.dtype)
         if plan.pool is None:
-            pool.gather(key, self.slots, rows[: len(self)])
+            pool.gather(key, self.slots, rows[: len(self)], None, self.blocks)
             return rows
         out = rows[: len(self)]
         if plan.holes.size:
@@ -208,4 +220,4 @@ class HitRead:
             for part in plan.log:
                 log.release(part.chunk)
         # The bytes of a chunk are given back with its last holder: no plan may keep its tensors alive.
-        self.plans = {key: replace(plan, log=()) for key, plan in self.plans.items()}
+        self.plans = {key: replace(plan, log=()) if plan.log else plan for key, plan in self.plans.items()}

@@ -22,6 +22,8 @@ class HitSpan(NamedTuple):
     span: Span
     slots: IntArray
     """Slot of each position of the span."""
+    blocks: IntArray | None
+    """Blocks that make up the span, if it is whole blocks."""
 
 
 class RequestTable:
@@ -30,6 +32,7 @@ class RequestTable:
     def __init__(self, config: PrefixCacheConfig, counters: Counters) -> None:
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
+        self._offsets: IntArray = np.arange(config.block_size)
         self._counters = counters
         self._emitted: dict[ReqId, int] = {}
         self._write_n: dict[ReqId, int] = {}
@@ -65,14 +68,17 @@ class RequestTable:
                 f"{who} has {admitted.computed} computed tokens but a block table of {blocks.shape[0]} blocks of "
                 f"{size}; its block_ids have to cover the hit"
             )
-        low, high = int(blocks[:needed].min()), int(blocks[:needed].max())
-        if low < 0 or high >= self._num_blocks:
+        hit = blocks[:needed].astype(np.int64)
+        if int(hit.view(np.uint64).max()) >= self._num_blocks:  # a negative id is a huge one
+            low, high = int(blocks[:needed].min()), int(blocks[:needed].max())
             raise ValueError(
                 f"{who} has block ids {low}..{high}, outside 0..{self._num_blocks - 1}; "
                 "PrefixCacheConfig.num_blocks differs from the engine's"
             )
-        positions = np.arange(*span)
-        return HitSpan(span, np.asarray(blocks[positions // size].astype(np.int64) * size + positions % size))
+        first, skipped = divmod(span[0], size)
+        hit = hit[first:]
+        slots = (hit[:, None] * size + self._offsets).reshape(-1)[skipped : skipped + span[1] - span[0]]
+        return HitSpan(span, slots, None if skipped or span[1] % size else hit)
 
     def start(self, admitted: Admitted, scheduled: int) -> None:
         """Take the request in; a live one comes back."""

@@ -114,6 +114,50 @@ def test_slots_that_are_no_whole_numbers(slots: Any) -> None:
 
 
 @st.composite
+def schedules(draw: st.DrawFn) -> list[tuple[list[str], dict[str, int], dict[str, int]]]:
+    """Steps one after another: (batch, tokens to compute, positions), mostly of the same requests going on."""
+    steps: list[tuple[list[str], dict[str, int], dict[str, int]]] = []
+    batch, counts, starts = ["A"], {"A": 1}, {"A": 0}
+    for _ in range(draw(st.integers(1, 6))):
+        if draw(st.booleans()):
+            starts = {r: starts[r] + counts[r] for r in starts}
+        else:
+            batch = draw(st.permutations(["A", "B", "C", "D"]))[: draw(st.integers(1, 4))]
+            scheduled = draw(st.lists(st.sampled_from(batch), min_size=1, unique=True))
+            counts = {r: draw(st.integers(1, 3)) for r in scheduled}
+            starts = {r: draw(st.integers(0, 9)) for r in scheduled}
+        steps.append((list(batch), dict(counts), dict(starts)))
+    return steps
+
+
+@given(schedules())
+def test_what_the_last_step_knew_changes_nothing(steps: list[tuple[list[str], dict[str, int], dict[str, int]]]) -> None:
+    """A layout made beside the last step's is the one made without it, slots and all."""
+    before: StepLayout | None = None
+    for batch, counts, starts in steps:
+        order = [r for r in batch if r in counts]
+        # Each request has 16 slots of its own, so that its rows stand where its positions say.
+        slots = [16 * "ABCD".index(r) + (starts[r] + i) % 16 for r in order for i in range(counts[r])]
+        view = FixedView(batch, torch.tensor(slots))
+        alone = lay_out(batch, counts, starts, view.slots)
+        before = make_layout(3, view, counts, starts, block_size=BLOCK_SIZE, num_slots=NUM_SLOTS, before=before)
+        for name in ("req_ids", "index", "counts", "offsets", "starts", "ends"):
+            assert getattr(before, name) == getattr(alone, name)
+        assert before.slots.tolist() == alone.slots.tolist() == slots
+        assert before.reached is not None
+        assert tuple(before.reached.tolist()) == before.ends
+
+
+@pytest.mark.parametrize("slots", [[5], [1], [8]])
+def test_slots_of_a_step_that_goes_on_are_looked_at(slots: list[int]) -> None:
+    """Whatever is taken over from the last step, this step's slots are refused where they do not fit."""
+    before = lay_out(["A"], {"A": 1}, {"A": 1}, torch.tensor([1]))
+    view = FixedView(["A"], torch.tensor(slots))
+    with pytest.raises(OmniPrefixCacheContractError, match="do not stand where"):
+        make_layout(4, view, {"A": 1}, {"A": 2}, block_size=BLOCK_SIZE, num_slots=NUM_SLOTS, before=before)
+
+
+@st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[tuple[int, int, int]], int]:
     """A block table, (row, start, count) of some requests, and a block size."""
     block_size = draw(st.sampled_from([1, 2, 4, 16]))

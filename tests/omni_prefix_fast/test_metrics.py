@@ -33,6 +33,16 @@ def test_unknown_total_is_a_fault() -> None:
     """A misspelt total fails at once instead of counting nothing."""
     with pytest.raises(KeyError, match="steps_save"):
         Counters().add("steps_save")
+    with pytest.raises(KeyError, match="steps_save"):
+        Counters().add_all(steps_save=1)
+
+
+def test_several_totals_rise_at_once() -> None:
+    """Each by its own amount."""
+    counters = Counters()
+    counters.add_all(steps_saved=1, rows_saved=5)
+    counters.add_all(rows_saved=2)
+    assert (counters.snapshot().steps_saved, counters.snapshot().rows_saved) == (1, 7)
 
 
 def test_sink_hears_each_action() -> None:

@@ -97,6 +97,38 @@ def test_gather_against_a_loop(data: st.DataObject) -> None:
         assert torch.equal(row, content[slot])
 
 
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), min_size=1, max_size=8))
+def test_known_blocks_are_gathered_in_order(runs: list[tuple[int, int]]) -> None:
+    """Blocks that the caller knows, in long runs of neighbours, short ones and repeated: row after row."""
+    blocks = np.array([b for first, length in runs for b in range(first, min(first + length, 12))], dtype=np.int64)
+    pool = make_pool(12, 2)
+    pool.open("k", RowSpec(torch.int32, (3,)))
+    pool.write("k", np.arange(24), torch.arange(72, dtype=torch.int32).reshape(24, 3))
+    slots = (blocks[:, None] * 2 + np.arange(2)).reshape(-1)
+    out = torch.full((len(slots), 3), -1, dtype=torch.int32)
+    pool.gather("k", slots, out, None, blocks)
+    assert out[:, 0].tolist() == [3 * slot for slot in slots.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("rows", "taken"),
+    [
+        (torch.zeros(2, 3), True),
+        (torch.zeros(9, 3), True),
+        (torch.zeros(2, 3, dtype=torch.float16), False),
+        (torch.zeros(2, 4), False),
+        (torch.zeros(2), False),
+    ],
+    ids=str,
+)
+def test_rows_of_exactly_the_kind_of_a_key(rows: torch.Tensor, taken: bool) -> None:
+    """Only the type and feature of an open key need no look; a narrower type, though accepted, does."""
+    pool = make_pool()
+    assert not pool.takes("k", rows)
+    pool.open("k", RowSpec(torch.float32, (3,)))
+    assert pool.takes("k", rows) == taken
+
+
 def test_write_touches_its_slots_only() -> None:
     """Rows of other slots and of other keys stay."""
     pool = make_pool()

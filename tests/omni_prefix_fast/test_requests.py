@@ -42,6 +42,9 @@ def test_owed_span_and_its_slots(emitted: int, computed: int, table: list[int], 
         assert owed.span == (emitted, computed)
         positions = range(emitted, computed)
         assert owed.slots.tolist() == [table[p // block_size] * block_size + p % block_size for p in positions]
+        whole = emitted % block_size == 0 and computed % block_size == 0
+        blocks = None if owed.blocks is None else owed.blocks.tolist()
+        assert blocks == (table[emitted // block_size : computed // block_size] if whole else None)
 
 
 @pytest.mark.parametrize(

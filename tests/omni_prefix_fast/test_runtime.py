@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from omni_prefix_fast.runtime import Deadline, Runtime, ThreadRuntime
+from omni_prefix_fast.runtime import Deadline, Event, Latch, Runtime, ThreadRuntime
 from tests.omni_prefix_fast.harness import ManualRuntime
 
 BRIEF_S = 0.01
@@ -27,23 +27,41 @@ def test_every_wait_ends(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("runtime", [ThreadRuntime(), ManualRuntime()], ids=["threads", "manual"])
 def test_event_stays_set(runtime: Runtime) -> None:
-    """A set event never makes anybody wait again."""
-    event = runtime.event("done")
-    assert not event.is_set()
-    event.set()
-    assert event.is_set()
-    assert event.wait(0)
+    """A set event never makes anybody wait again; nor does a latch."""
+    for event in (runtime.event("done"), Latch(runtime, "done")):
+        assert not event.is_set()
+        assert not event.wait(BRIEF_S)
+        event.set()
+        assert event.is_set()
+        assert event.wait(0)
 
 
-def test_one_set_wakes_every_waiter() -> None:
+@pytest.mark.parametrize("latch", [False, True], ids=["event", "latch"])
+def test_one_set_wakes_every_waiter(latch: bool) -> None:
     """Any number of threads wait for one event, set by two threads at once; all of them go on."""
+    runtime = ThreadRuntime()
     for _ in range(50):
-        event = ThreadRuntime().event("done")
+        event = Latch(runtime, "done") if latch else runtime.event("done")
         with ThreadPoolExecutor(6) as pool:
             waiters = [pool.submit(event.wait, DEADLINE_S) for _ in range(4)]
             setters = [pool.submit(event.set) for _ in range(2)]
             assert all(setter.result(DEADLINE_S) is None for setter in setters)
             assert all(waiter.result(DEADLINE_S) for waiter in waiters)
+
+
+def test_a_latch_set_while_somebody_starts_to_wait_is_seen() -> None:
+    """It is set between the look at the flag and the wait: the wait ends at once, without time passing."""
+    runtime = ManualRuntime()
+    latch = Latch(runtime, "done")
+    make = runtime.event
+
+    def made_too_late(name: str) -> Event:
+        latch.set()
+        return make(name)
+
+    runtime.event = made_too_late  # type: ignore[method-assign, assignment]
+    assert latch.wait(5.0)
+    assert runtime.waited == []
 
 
 def test_clock_does_not_go_back() -> None:

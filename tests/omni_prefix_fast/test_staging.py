@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -116,6 +117,16 @@ def test_pages_are_apart(feature: tuple[int, ...]) -> None:
     assert (staging.rows(0, "a", 5) == 1).all()
     assert not staging.rows(1, "a", 8).any()
     assert not staging.rows(0, "b", 8).any()
+
+
+def test_bytes_of_a_page_are_its_rows() -> None:
+    """What is written to the pool from a page's bytes is what stands in its rows."""
+    staging, _ = make(depth=2, capacity=8)
+    staging.open("k", RowSpec(torch.int32, (3,)))
+    staging.rows(1, "k", 4).copy_(torch.arange(12, dtype=torch.int32).reshape(4, 3))
+    found = staging.byte_rows(1, "k", 4)
+    assert found.shape == (4,)
+    assert np.frombuffer(found.tobytes(), dtype=np.int32).tolist() == list(range(12))
 
 
 def test_opening_twice_keeps_rows_and_bytes() -> None:

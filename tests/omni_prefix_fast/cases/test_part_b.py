@@ -278,9 +278,9 @@ def test_E17_rescue_costs_what_the_claim_touches(monkeypatch: pytest.MonkeyPatch
     gathered: list[int] = []
     gather = PrefixBlockPool.gather
 
-    def counting(pool: PrefixBlockPool, key: str, slots: Any, out: torch.Tensor) -> None:
+    def counting(pool: PrefixBlockPool, key: str, slots: Any, *args: Any) -> None:
         gathered.append(len(slots))
-        gather(pool, key, slots, out)
+        gather(pool, key, slots, *args)
 
     monkeypatch.setattr(PrefixBlockPool, "gather", counting)
     taken = [*blocks[:overlap], 5]
