@@ -1,4 +1,4 @@
-"""Where a command takes a trace from: a file, `seed:7` (the generator's trace of a seed), or `case:E01`."""
+"""Where a command takes a trace from: a file, `seed:7` (the generator), `case:E01`, or `fault:no_preserve` (TLC)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conformance.cases import CASES
+from conformance.drivers.counterexamples import counterexample
 from conformance.schedules import Trace, generate, read
+from conformance.tla.errors import TlaError
 
 
 def _of_seed(seed: str) -> Trace:
@@ -21,10 +23,20 @@ def _of_case(name: str) -> Trace:
     return CASES[name].make()
 
 
-MAKERS: dict[str, Callable[[str], Trace]] = {"seed": _of_seed, "case": _of_case}
+def _of_fault(name: str) -> Trace:
+    try:
+        return counterexample(name)
+    except TlaError as error:
+        raise ValueError(f"fault:{name}: {error}") from error
+
+
+MAKERS: dict[str, Callable[[str], Trace]] = {"seed": _of_seed, "case": _of_case, "fault": _of_fault}
 """By what stands before the colon."""
 
-HELP = "A trace file, seed:N for the random trace of a seed, or case:NAME for a trace of conformance/cases."
+HELP = (
+    "A trace file, seed:N for the random trace of a seed, case:NAME for a trace of conformance/cases, or fault:NAME "
+    "for TLC's counterexample of a fault of spec/manifest.toml."
+)
 
 
 def take(source: str) -> Trace:

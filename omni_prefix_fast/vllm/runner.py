@@ -368,6 +368,9 @@ class OmniPrefixRunnerMixin(_Runner):
             check_prefix_cache_kernel_block_size(config.block_size, adapter.kernel_block_sizes())
             cache = OmniPrefixCacheManager(config, adapter.view, eager=settings.eager)
             cache.register_policy(policy)
+            if settings.record is not None:
+                record = load_callable(settings.record.recorder, "omni_prefix.record.recorder")
+                cache = record(cache, adapter.view, config, policy, settings.record.path)
             _log.info("caching stage outputs of %d blocks of %d tokens", config.num_blocks, config.block_size)
         self.omni_prefix = StageLink(adapter, cache, settings, cached=config is not None)
 

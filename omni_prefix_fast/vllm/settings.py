@@ -78,6 +78,15 @@ class PolicySettings(_Strict):
         return ModelCachePolicy(**(own | self.model_dump(exclude_none=True)))
 
 
+class RecordSettings(_Strict):
+    """Write down every call of the cache, to be replayed elsewhere. For debugging: rows are hashed on the way."""
+
+    path: Path
+    """The file, written anew."""
+    recorder: str = "conformance.vllm.tracing:record"
+    """`package.module:name` of a callable `(cache, view, config, policy, path)` that returns what is called instead."""
+
+
 class OmniPrefixSettings(_Strict):
     """What may stand under `additional_config["omni_prefix"]`."""
 
@@ -95,6 +104,8 @@ class OmniPrefixSettings(_Strict):
     """`package.module:name` of a callable `(hidden_states, StepBatch) -> mapping`; None: the model's own hook."""
     sinks: tuple[SinkSettings, ...] = ()
     """Where rows go, in order."""
+    record: RecordSettings | None = None
+    """Write a trace of the cache's calls."""
     cache: CacheSettings = CacheSettings()
     policy: PolicySettings = PolicySettings()
 
