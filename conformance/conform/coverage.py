@@ -54,6 +54,8 @@ class Coverage:
         moments = [moment for moment in run.moments if moment.action not in HARNESS]
         self._add_pairs(driver, moments)
         self.sections[f"goals of {driver}"].update(reached(drawn, run))
+        if run.went_off is not None:
+            self.sections[f"faults of {driver}"][run.went_off] += 1
         if run.interleaving is None:
             return
         self.sections[f"threads of {driver}"].update(

@@ -35,6 +35,10 @@ def report(console: Console, session: Session) -> None:
     console.print(f"{session.done.last:,} traces of seed {session.plan.seed}: {ran}", highlight=False)
     _counts(console, "events", coverage.sections[EVENTS])
     _counts(console, "what the traces hold", coverage.sections[DRAWN])
+    for driver in drivers:
+        _counts(
+            console, f"faults of the environment that occurred on {driver}", coverage.sections[f"faults of {driver}"]
+        )
     _actions(console, coverage, drivers)
     _print_goals(console, coverage, drivers)
     _pairs(console, "pairs of consecutive events", coverage.sections[EVENT_PAIRS], known(EVENT_LIST))
@@ -45,6 +49,8 @@ def report(console: Console, session: Session) -> None:
 
 
 def _counts(console: Console, title: str, counts: Counter[str]) -> None:
+    if not counts:
+        return
     told = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     console.print(f"\n[bold]{title}[/]")
     console.print("  " + ", ".join(f"{name} {count:,}" for name, count in told), highlight=False)

@@ -26,6 +26,19 @@ from conformance.schedules.trace import (
 )
 
 ZEROS = "zeros"
+_STAGES: dict[str, str] = {
+    "copy": "a copy to the host fails",
+    "write": "a write into the pool fails",
+    "wait": "a wait for a step's copies fails",
+    "gather_to_host": "the copy of deferred rows fails",
+    "launch": "a launch of copies fails",
+    "clone": "a clone of deferred rows finds no device memory",
+    "rows_to_host": "a fetch of rows from the log fails",
+    "outputs": "there is no host memory for outputs",
+    "keys": "there is no host memory for a key seen first",
+    "interrupt": "a KeyboardInterrupt comes",
+    "clock": "the clock jumps an hour",
+}
 _TABLES = re.compile(r"^(?P<table>\w+): reference (?P<expected>.*); fast (?P<found>.*)$", re.DOTALL)
 _DUE = re.compile(r"rows=(?P<rows>\{.*\}) spans=(?P<spans>\{.*\})", re.DOTALL)
 
@@ -78,7 +91,7 @@ def _asked(event: Event) -> str:
         case Discard():
             told = f"discard step {event.label}"
         case Fail():
-            told = f"the next {'copy to the host' if event.stage == 'copy' else 'write into the pool'} will fail"
+            told = _fail(event)
         case Rest():
             told = "at rest: nothing may be left behind"
         case Shutdown():
@@ -96,6 +109,12 @@ def _save(event: Save) -> str:
     if event.clone_fails:
         told += "; the device has no room for the clone"
     return told
+
+
+def _fail(event: Fail) -> str:
+    told = _STAGES.get(event.stage, f"the next {event.stage} fails")
+    after = getattr(event, "after", 0)
+    return f"soon {told}" + (f", behind {after} others" if after else "")
 
 
 def _start(event: Start) -> str:
