@@ -16,8 +16,9 @@ from rich.table import Table
 from conformance.drivers.agree import Compared, agree_on_seeds
 from conformance.drivers.registry import missing, names, subject
 from conformance.drivers.sources import HELP, take
-from conformance.drivers.subject import Subject
+from conformance.drivers.subject import Run, Subject
 from conformance.schedules import Trace, generate
+from conformance.schedules.trace import Interleaving
 
 SHOWN = 10
 """Disagreements that are told in full."""
@@ -34,6 +35,10 @@ Drivers = Annotated[
         "--driver",
         help=f"What to run it on: {', '.join(names())}, or module:NAME. Several times; all that run here if left out.",
     ),
+]
+Kept = Annotated[
+    Path | None,
+    typer.Option("--save", dir_okay=False, help="Write the trace with the interleaving that ran, to replay that one."),
 ]
 ThreadSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the interleaving, where the trace holds none.")]
 
@@ -63,7 +68,7 @@ def agree(traces: Traces = 500, seed: Seed = 0, save: Save = None, rules: Rules 
     raise typer.Exit(1 if bad else 0)
 
 
-def replay(source: Source, driver: Drivers = None, seed: ThreadSeed = 0) -> None:
+def replay(source: Source, driver: Drivers = None, seed: ThreadSeed = 0, save: Kept = None) -> None:
     """Run a saved trace on one driver after another, and judge every outcome."""
     console = Console(soft_wrap=True)
     _quiet()
@@ -73,22 +78,36 @@ def replay(source: Source, driver: Drivers = None, seed: ThreadSeed = 0) -> None
         what += f", with an interleaving of {len(trace.interleaving.switches)} switches"
     console.print(what, highlight=False)
     failed = False
+    interleaving: Interleaving | None = None
     for each in driver or names():
         if (why := missing(each)) is not None:
             console.print(f"[yellow]{each}: skipped, {why}", highlight=False)
             continue
-        failed |= not _run(console, _subject(each), trace, seed)
+        ran = _run(console, _subject(each), trace, seed)
+        failed = failed or ran.failure is not None
+        interleaving = ran.interleaving or interleaving
+    if save is not None:
+        _save(trace, interleaving, save)
     raise typer.Exit(1 if failed else 0)
 
 
 def trace(source: Source, file: Target) -> None:
     """Write a trace to a file, one event a line."""
-    taken = _taken(source)
+    _write(_taken(source), file)
+
+
+def _save(trace: Trace, interleaving: Interleaving | None, file: Path) -> None:
+    if interleaving is None:
+        raise typer.BadParameter("--save: no driver that ran interleaves threads; add --driver fast-async")
+    _write(trace.model_copy(update={"interleaving": interleaving}), file)
+
+
+def _write(trace: Trace, file: Path) -> None:
     try:
-        taken.write(file)
+        trace.write(file)
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
-    typer.echo(f"{file}: {len(taken.events)} events")
+    typer.echo(f"{file}: {len(trace.events)} events")
 
 
 def _taken(source: str) -> Trace:
@@ -105,7 +124,7 @@ def _subject(name: str) -> Subject:
         raise typer.BadParameter(str(error)) from error
 
 
-def _run(console: Console, found: Subject, trace: Trace, seed: int) -> bool:
+def _run(console: Console, found: Subject, trace: Trace, seed: int) -> Run:
     began = perf_counter()
     ran = found.run(trace, seed=seed, interleaving=trace.interleaving if found.interleaves else None)
     told = f"{found.name}: {ran.events} of {len(trace.events)} events in {perf_counter() - began:.2f} s"
@@ -115,7 +134,7 @@ def _run(console: Console, found: Subject, trace: Trace, seed: int) -> bool:
         ("bold red", str(ran.failure)) if ran.failure is not None else ("green", "every outcome is the one due")
     )
     console.print(f"{told}: {end}", style=style, highlight=False, markup=False)
-    return ran.failure is None
+    return ran
 
 
 def write_trace(seed: int, folder: Path) -> Path:

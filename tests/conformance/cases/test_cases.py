@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.cases import CASES
+from conformance.cases.plans import PLANS
 from conformance.drivers.registry import missing, names, subject
 from conformance.schedules import parse
 from conformance.schedules.trace import Fail, Materialize, Save
@@ -15,6 +16,8 @@ from conformance.schedules.trace import Fail, Materialize, Save
 ROOT = Path(__file__).resolve().parents[3]
 README = ROOT / "conformance" / "cases" / "README.md"
 INTERLEAVINGS = 6
+"""Of a case; of one in which writes and reads overlap, `MORE`."""
+MORE = 25
 DRIVERS = [*names(), "module:omni_prefix_fast"]
 
 
@@ -25,7 +28,8 @@ def test_every_driver_is_right(name: str, driver: str) -> None:
     if (why := missing(driver)) is not None:
         pytest.skip(why)
     found, trace = subject(driver), CASES[name].make()
-    for seed in range(INTERLEAVINGS if found.interleaves else 1):
+    many = MORE if name in PLANS.cases else INTERLEAVINGS
+    for seed in range(many if found.interleaves else 1):
         ran = found.run(trace, seed=seed)
         assert ran.failure is None, f"{name} on {driver}, interleaving {seed}: {ran.failure}"
         assert ran.events == len(trace.events)

@@ -72,6 +72,18 @@ def test_a_seed_is_written_to_a_file_and_replays(tmp_path: Path) -> None:
     assert read(file) == generate(7).trace
 
 
+def test_an_interleaving_is_saved_and_replays(tmp_path: Path) -> None:
+    """`--save` keeps how the threads ran; the file says so, and its replay is interleaved as saved."""
+    file = tmp_path / "interleaved.jsonl"
+    result = CliRunner().invoke(app, ["replay", "case:E16-running", "--driver", "fast-async", "--save", str(file)])
+    assert result.exit_code == 0, result.output
+    saved = read(file)
+    assert saved.interleaving is not None
+    result = CliRunner().invoke(app, ["replay", str(file), "--driver", "fast-async", "--driver", "reference"])
+    assert result.exit_code == 0, result.output
+    assert "interleaved as saved" in result.output
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "what"),
     [
@@ -81,6 +93,9 @@ def test_a_seed_is_written_to_a_file_and_replays(tmp_path: Path) -> None:
         (None, (), "no such file"),
         (None, ("seed:x",), "whole number"),
         (None, ("seed:1", "--driver", "quick"), "no driver is called 'quick'"),
+        (None, ("case:E999",), "no such case; there are E01"),
+        (None, ("fault:sloth",), "'sloth'; there are skip_version_bump"),
+        (None, ("seed:1", "--driver", "reference", "--save", "kept.jsonl"), "add --driver fast-async"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_name(

@@ -11,6 +11,8 @@ from conformance.bench.other import NAME, VERSION, find_wheel
 from conformance.cases import CASES
 from conformance.drivers.registry import subject
 
+pytestmark = pytest.mark.timeout(360)  # the wheel may have to be downloaded first
+
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "other-implementations.md").read_text(encoding="utf-8")
 LISTED = re.findall(r"^\| ([A-Z]\d+[\w-]*) \|", PAGE, re.MULTILINE)
 

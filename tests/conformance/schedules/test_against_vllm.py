@@ -264,7 +264,7 @@ class _Both:
                 self.counts["hits on an item"] += min(part.request.content[: part.start + 1]) < 0
 
 
-SEEDS = 200
+SEEDS = 120
 STEPS = 40
 
 
