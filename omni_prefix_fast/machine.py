@@ -145,6 +145,8 @@ class PrefixCacheMachine:
             self.starting = {}
 
     def _plan(self, read: HitRead) -> None:
+        # A write that failed meanwhile is no longer in the tables by which a plan would name it or its chunk.
+        self.controller.check()
         read.plan(self.table.open_keys(), self.table, self.log, self.writers)
         self.planned[read] = None
         self._counters.add("reads_planned")
