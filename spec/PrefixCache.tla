@@ -8,7 +8,8 @@
 (*   unplan     reads whose producer is in this batch are dropped            *)
 (*   preserve   planned reads that a claim would destroy are completed       *)
 (*   claim, register, append, replan     publish, under the lock             *)
-(* The committer and the output builder move at any time outside the lock.   *)
+(* The committer and the output builder move at any time outside the lock;   *)
+(* copies and the pool, which need no lock, at any time at all.              *)
 EXTENDS Reads
 
 CONSTANT Pressure   \* whether the device budget may ever force a seal
@@ -106,7 +107,8 @@ PlanRead ==
        IN /\ reads' = [reads EXCEPT ![id] = planned]
           /\ pins' = IF On("plan_without_pin") THEN pins
                      ELSE [s \in Watched |-> pins[s] - Names1(reads[id], s) + Names1(planned, s)]
-    /\ EngineDid([action |-> "PlanRead", read |-> id])
+          /\ EngineDid([action |-> "PlanRead", read |-> id,
+                        kinds |-> [x \in DOMAIN planned.rows |-> planned.rows[x].kind]])
     /\ UNCHANGED <<schedulerVars, batch, layout, reported, pc, version, owner, occupancy, pool, log_row,
                    writeVars, step, steps, emitted, handed>>
 
@@ -128,19 +130,25 @@ ClaimPage ==
     /\ pc = "start"
     /\ reported = {} /\ ToStart = {} /\ Unplanned = {} /\ batch # <<>>
     /\ step' = step + 1
-    /\ pc' = IF Pressure /\ Open # {} THEN "budget" ELSE AfterBudget
+    /\ pc' = IF Pressure /\ EmitsAny(Deferred) THEN "budget" ELSE AfterBudget
     /\ EngineDid([action |-> "ClaimPage", step |-> step'])
     /\ UNCHANGED <<schedulerVars, batch, layout, reported, slotVars, writeVars, reads, steps, emitted, handed>>
 
 \* How bytes are counted is the business of Handover.tla. What pressure does to the rows is seen
-\* here: any open write, that of a running request too, may be sealed.
+\* here: any open write, that of a running request too, may be sealed, and land before the next.
+SealWrite ==
+  \E t \in Open :
+    /\ pc = "budget"
+    /\ Seal({t})
+    /\ EngineDid([action |-> "SealWrite", task |-> t])
+    /\ UNCHANGED <<schedulerVars, batch, layout, reported, pc, slotVars, write_n, next_task, readVars>>
+
 ReserveBudget ==
     /\ pc = "budget"
-    /\ \E sealed \in SUBSET (IF Pressure THEN Open ELSE {}) :
-        /\ Seal(sealed)
-        /\ EngineDid([action |-> "ReserveBudget", step |-> step, sealed |-> sealed])
-    /\ UNCHANGED <<schedulerVars, batch, layout, reported, slotVars, write_n, next_task, readVars>>
+    /\ step' = step
     /\ pc' = AfterBudget
+    /\ EngineDid([action |-> "ReserveBudget", step |-> step])
+    /\ UNCHANGED <<schedulerVars, batch, layout, reported, slotVars, writeVars, reads, steps, emitted, handed>>
 
 UnplanReads ==
     /\ pc = "unplan"
@@ -176,8 +184,9 @@ ClaimSlots ==
     /\ pc = "claim"
     /\ Claim(step)
     /\ pc' = IF EmitsAny(Immediate) THEN "register" ELSE AfterRegister
-    /\ EngineDid([action |-> "ClaimSlots", slots |-> StepSlots, emits |->
-            [k \in Keys |-> {s \in StepSlots : Emits(k, ComputedRow(s))}]])
+    /\ EngineDid([action |-> "ClaimSlots", slots |-> StepSlots,
+                  versions |-> [s \in StepSlots |-> version'[s]],
+                  emits |-> [k \in Keys |-> {s \in StepSlots : Emits(k, ComputedRow(s))}]])
     /\ UNCHANGED <<schedulerVars, batch, layout, reported, pins, writeVars, readVars>>
 
 \* What this step emits for a key set, as task rows in slot order.
@@ -279,8 +288,10 @@ OpenStep ==
 ----------------------------------------------------------------------------
 (* The committer. One thread; it takes the queue in order.                   *)
 
-Elsewhere == IF Fine THEN pc \in {"schedule", "start", "budget", "unplan", "preserve"}
-             ELSE Quiet \/ pc = "preserve"
+\* From its claim to its opening a step is one table update: whoever needs the tables waits.
+Elsewhere == IF Fine THEN pc \notin {"register", "append", "replan"} ELSE Quiet \/ pc = "preserve"
+\* Copies and the pool need no table: they go on beside that update too.
+Unlocked == IF Fine THEN TRUE ELSE Elsewhere
 Move(t, state) == tasks' = [tasks EXCEPT ![t].state = state]
 Did(action, t) == event' = [thread |-> "committer", action |-> action, task |-> t]
 CommitterFrame == UNCHANGED <<schedulerVars, batch, layout, reported, pc, version, owner, pins, open_write,
@@ -299,7 +310,7 @@ InHand == {t \in DOMAIN tasks : tasks[t].state \in {"COPYING", "HOST_READY"}}
 
 \* The pop and the claim are one critical section.
 ClaimCopy ==
-    /\ Fine /\ Elsewhere
+    /\ Fine
     /\ queue # <<>>
     /\ InHand = {} \/ On("two_writers")
     /\ Move(queue[1], IF On("skip_chain_step") THEN "HOST_READY" ELSE "COPYING")
@@ -309,7 +320,7 @@ ClaimCopy ==
 
 FinishCopy ==
   \E t \in DOMAIN tasks :
-    /\ Fine /\ Elsewhere
+    /\ Fine
     /\ tasks[t].state = "COPYING"
     /\ Move(t, "HOST_READY")
     /\ Did("FinishCopy", t)
@@ -318,7 +329,7 @@ FinishCopy ==
 \* Only the rows whose slot still has the version that the task claimed.
 WritePool ==
   \E t \in DOMAIN tasks :
-    /\ Elsewhere
+    /\ Unlocked
     /\ IF Fine THEN tasks[t].state = "HOST_READY" ELSE queue # <<>> /\ queue[1] = t
     /\ Move(t, "WRITTEN")
     /\ queue' = IF Fine THEN queue ELSE Tail(queue)
@@ -373,9 +384,10 @@ FetchRead ==
 ReadsOf(s) == {id \in DOMAIN reads : id[1] = s}
 
 \* materialize needs every read of the step gathered (or failed: then it raises); discard does not.
+\* A step without reads holds nothing in the tables, so it is taken without them.
 TakeStep ==
   \E s \in DOMAIN steps : \E how \in {"materialize", "discard"} :
-    /\ Elsewhere
+    /\ IF ReadsOf(s) = {} THEN Unlocked ELSE Elsewhere
     /\ how = "materialize" => \A id \in ReadsOf(s) : reads[id].state \in {"fetched", "failed"}
     /\ steps' = Drop(steps, {s})
     /\ reads' = Drop(reads, ReadsOf(s))
@@ -392,7 +404,7 @@ Next ==
         \/ WithdrawRequest(r) \/ LoadBlock(r)
         \/ FinishRequest(r) \/ StartRequest(r)
     \/ EndSchedule
-    \/ PlanRead \/ ClaimPage \/ ReserveBudget \/ UnplanReads \/ PreserveReads \/ ClaimSlots
+    \/ PlanRead \/ ClaimPage \/ SealWrite \/ ReserveBudget \/ UnplanReads \/ PreserveReads \/ ClaimSlots
     \/ RegisterWrite \/ AppendRows \/ OpenStep
     \/ QueueTask \/ ClaimCopy \/ FinishCopy \/ WritePool \/ CommitTask
     \/ FetchRead \/ TakeStep

@@ -1,39 +1,47 @@
 ------------------------------ MODULE TraceRows ------------------------------
-(* PrefixCache along a recorded trace: Next, but only as the trace says.     *)
+(* PrefixCache along recorded traces: Next, but only as a trace says.        *)
 (*                                                                           *)
-(* A generated module extends this one and gives the constants and Events.   *)
+(* A generated module extends this one and gives the constants and Traces.   *)
 (* An event names what it knows of an action; a field that it leaves out may *)
-(* be anything. The trace is accepted if all events can be taken, which is   *)
-(* when TLC breaks TraceTakenInv. Otherwise the depth tells which one cannot.*)
+(* be anything. A trace is accepted if all its events can be taken. TLC      *)
+(* prints each that it takes, so the last one printed tells how far it came. *)
 EXTENDS Rules
 
-CONSTANT Events
+CONSTANT Traces
 
-VARIABLE taken
+VARIABLES
+    which,  \* the trace that this behaviour follows
+    trace,  \* its events: a variable, since TLC would evaluate all Traces at each look
+    taken   \* how many of them have been taken
 
-Recorded == Events[taken + 1]
+Left == taken < Len(trace)
+Recorded == trace[taken + 1]
 
 Says(e) == \A field \in DOMAIN e : field \in DOMAIN event' /\ event'[field] = e[field]
 
-TraceInit == Init /\ taken = 0
+TraceInit ==
+    /\ Init
+    /\ which \in 1 .. Len(Traces)
+    /\ trace = Traces[which]
+    /\ taken = 0
 
 TraceNext ==
-    /\ taken < Len(Events)
+    /\ Left
     /\ Next
     /\ Says(Recorded)
     /\ taken' = taken + 1
+    /\ UNCHANGED <<which, trace>>
+    /\ PrintT(<<"taken", which, taken'>>)
 
-TraceSpec == TraceInit /\ [][TraceNext]_<<vars, taken>>
-
-TraceTakenInv == taken < Len(Events)
+TraceSpec == TraceInit /\ [][TraceNext]_<<vars, which, trace, taken>>
 
 \* Stands in for VllmEnv!Allocations: the recorded blocks, not all that might have been chosen.
 TraceAllocations(need, avail) ==
-    IF ~TraceTakenInv \/ Recorded.action # "ScheduleRequest" THEN {}
+    IF ~Left \/ Recorded.action # "ScheduleRequest" THEN {}
     ELSE LET blocks == Recorded.blocks
              new == SubSeq(blocks, Len(blocks) - need + 1, Len(blocks))
          IN IF need <= Len(blocks) /\ Range(new) \subseteq avail /\ Cardinality(Range(new)) = need
             THEN {new} ELSE {}
 
-TraceView == <<View, taken>>
+TraceView == <<View, which, taken>>
 =============================================================================

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from conformance.links.cover import CoverError, Shape
 from conformance.links.sources import SPEC
+from conformance.links.translate import CoverError, Shape
 from conformance.tla.config import Config
 from conformance.tla.graph import Graph, read_graph
 from conformance.tla.tlc import Job, run
@@ -52,7 +52,9 @@ class GraphModel:
         assert isinstance(size, int)
         if value("Watched") != frozenset(range(len(blocks) * size)):
             raise CoverError("the reference watches every slot, so a model to replay has to")
-        return Shape(tuple(sorted(strings("Keys"))), strings("Deferred"), len(blocks), size, value("Fine") is True)
+        keys = strings("Keys")
+        whole = {key: frozenset({0, 1, 2}) for key in keys}
+        return Shape(tuple(sorted(keys)), strings("Deferred"), whole, len(blocks), size, value("Fine") is True)
 
     def graph(self, deadline: float) -> Graph:
         """Let TLC walk through all states, and read them."""

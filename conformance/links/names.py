@@ -98,7 +98,7 @@ ACTIONS: tuple[ActionLink, ...] = (
     _same("CommitTask", _P),
     _same("FetchRead", _P, _H),
     _same("TakeStep", _P, _H),
-    _same("SealWrite", _H),
+    _same("SealWrite", _P, _H),
     _same("FailTask", _F),
     ActionLink(
         "Publish",
@@ -239,7 +239,6 @@ RULES: tuple[RuleLink, ...] = (
     ),
     RuleLink("NobodyWaitsForEverProp", (_F,), (), "liveness of threads, which the reference has none of"),
     RuleLink("TypeOKInv", ("Rules",), (), "types: mypy --strict holds them for the reference"),
-    RuleLink("TraceTakenInv", ("TraceRows",), (), "no rule: TLC breaks it when it has taken all of a recorded trace"),
     RuleLink(
         "VersionsNeverFall",
         (),

@@ -1,10 +1,11 @@
-"""Is a recorded trace a behaviour of the specification? TLC takes its events one by one, or says where it cannot.
+"""Are recorded traces behaviours of the specification? TLC takes their events one by one, or says where it cannot.
 
 Events are those of spec/README.md. An event may leave fields out; then they may be anything.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from typing import Any
 
 from conformance.tla.config import Config
 from conformance.tla.manifest import SPEC
-from conformance.tla.tlc import Job, run
+from conformance.tla.tlc import Job, Result, run
 from conformance.tla.trace import trace_module
 from conformance.tla.values import Function, function
 
 _MODULE = "TraceRun"
-_TAKEN = "TraceTakenInv"
+_TAKEN = re.compile(r'<<"taken", (\d+), (\d+)>>')
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Setting:
     fine: bool = True
     """Whether the trace has an event for every link of a write's chain."""
     pressure: bool = True
-    """Whether the trace has a ``ReserveBudget`` wherever a deferred write is open."""
+    """Whether the trace has a ``ReserveBudget`` in each step with deferred rows."""
 
     def definitions(self) -> dict[str, object]:
         """The constants of the ``Trace`` specification, by name."""
@@ -76,18 +77,36 @@ class Acceptance:
     """The rule that a state along the trace breaks, if one does."""
 
 
-def accept(setting: Setting, events: Sequence[Mapping[str, Any]], *, deadline: float = 120.0) -> Acceptance:
+Events = Sequence[Mapping[str, Any]]
+
+
+def accept(setting: Setting, events: Events, *, deadline: float = 120.0) -> Acceptance:
     """Let TLC take the events of a trace."""
-    recorded = [function(dict(event)) for event in events]
+    return accept_all(setting, [events], deadline=deadline)[0]
+
+
+def accept_all(setting: Setting, traces: Sequence[Events], *, deadline: float = 120.0) -> list[Acceptance]:
+    """Let TLC take the events of each trace: in one run, and one more for each trace along which a rule breaks."""
+    found: dict[int, Acceptance] = {}
+    while left := [i for i in range(len(traces)) if i not in found]:
+        result = _run(setting, [traces[i] for i in left], deadline)
+        if result.violation is not None:  # it ends the run, so the others are not done
+            last = result.violation.behaviour[-1].variables
+            found[left[last["which"] - 1]] = Acceptance(False, last["taken"], result.violation.check)
+            continue
+        taken = dict.fromkeys(left, 0)
+        for line in result.printed:
+            if match := _TAKEN.fullmatch(line):
+                index = left[int(match[1]) - 1]
+                taken[index] = max(taken[index], int(match[2]))
+        found |= {i: Acceptance(n == len(traces[i]), n) for i, n in taken.items()}
+    return [found[i] for i in range(len(traces))]
+
+
+def _run(setting: Setting, traces: Sequence[Events], deadline: float) -> Result:
+    recorded = [[function(dict(event)) for event in events] for events in traces]
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         module = Path(folder) / f"{_MODULE}.tla"
         module.write_text(trace_module(_MODULE, "TraceRows", setting.definitions(), recorded))
         config = Config.load(SPEC / "TraceRows.cfg").render()
-        result = run(Job(module, config, deadline, library=SPEC))
-    if result.violation is None:
-        # Every level of the search is one more event taken; the first level is the initial state.
-        return Acceptance(False, result.depth - 1)
-    taken = len(result.violation.behaviour) - 1
-    if result.violation.check == _TAKEN:
-        return Acceptance(True, taken)
-    return Acceptance(False, taken, result.violation.check)
+        return run(Job(module, config, deadline, library=SPEC))

@@ -61,6 +61,8 @@ class Result:
     violation: Violation | None = None
     coverage: Mapping[str, int] = field(default_factory=dict)
     """By action, how often it was taken; empty unless asked for."""
+    printed: tuple[str, ...] = ()
+    """What the specification printed, line by line; also what TLC says of reading modules."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,8 @@ def run(job: Job, on_progress: Callable[[Progress], None] | None = None, toolcha
     violation = None
     if report.broken is not None:
         violation = Violation(report.broken, tuple(report.states), report.back_to)
-    return Result(report.generated, report.distinct, report.depth, seconds, violation, report.coverage)
+    printed = tuple(report.outside)
+    return Result(report.generated, report.distinct, report.depth, seconds, violation, report.coverage, printed)
 
 
 def _explain(report: _Report) -> str:

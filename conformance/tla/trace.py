@@ -66,11 +66,12 @@ def events_of(states: Iterable[State]) -> list[Mapping[str, Any]]:
     return [state.variables["event"] for state in states][1:]
 
 
-def trace_module(name: str, extends: str, definitions: Mapping[str, object], events: Sequence[Any]) -> str:
-    """A TLA+ module that gives a ``Trace`` specification its constants and the recorded events."""
+def trace_module(
+    name: str, extends: str, definitions: Mapping[str, object], traces: Iterable[Sequence[Any]]
+) -> str:
+    """A TLA+ module that gives a ``Trace`` specification its constants and the recorded traces."""
     lines = [f"---- MODULE {name} ----", f"EXTENDS {extends}", ""]
     lines += [f"Given{key} == {format_value(value)}" for key, value in definitions.items()]
-    lines += ["", "GivenEvents == <<"]
-    lines += ["    " + format_value(event) + ("," if i + 1 < len(events) else "") for i, event in enumerate(events)]
-    lines += [">>", "====", ""]
+    told = ["<<\n    " + ",\n    ".join(map(format_value, events)) + "\n>>" for events in traces]
+    lines += ["", "GivenTraces == <<", ",\n".join(told), ">>", "====", ""]
     return "\n".join(lines)

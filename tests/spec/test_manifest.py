@@ -122,7 +122,6 @@ ELSEWHERE = {
     "start": "Init",
     "check_usable": "Failures!EnterCache",
     "abandon_reads": "a step that is never saved",
-    "seal_write": "ReserveBudget and FinishRequest seal",
     "defers": "Handover!ReserveBudget",
     "cancel_step": "Handover!CancelStep",
     "publish_failure": "Failures!PublishFailure",

@@ -7,9 +7,11 @@ from collections import Counter
 
 import pytest
 
-from conformance.links.cover import COMPARED, NOT_COMPARED, Cover, Replayer, replay, row_number
+from conformance.links.cover import Cover, replay
 from conformance.links.models import MODELS, GraphModel
 from conformance.links.sources import spec_actions
+from conformance.links.translate import Replayer, row_number
+from conformance.links.views import COMPARED, NOT_COMPARED
 from conformance.mutants import faults
 from conformance.tla.graph import Graph
 from omni_prefix_ref import Machine

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import conformance.links
-from conformance.links.cover import render_variables
 from conformance.links.names import (
     ACTIONS,
     RULES,
@@ -29,6 +28,7 @@ from conformance.links.sources import (
     spec_actions,
     spec_rules,
 )
+from conformance.links.views import render_variables
 
 ACTIONS_THERE, METHODS, EVENTS = spec_actions(), reference_methods(), fast_events()
 RULES_THERE, ASSERTIONS = spec_rules(), reference_rules()
