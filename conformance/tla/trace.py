@@ -66,9 +66,7 @@ def events_of(states: Iterable[State]) -> list[Mapping[str, Any]]:
     return [state.variables["event"] for state in states][1:]
 
 
-def trace_module(
-    name: str, extends: str, definitions: Mapping[str, object], traces: Iterable[Sequence[Any]]
-) -> str:
+def trace_module(name: str, extends: str, definitions: Mapping[str, object], traces: Iterable[Sequence[Any]]) -> str:
     """A TLA+ module that gives a ``Trace`` specification its constants and the recorded traces."""
     lines = [f"---- MODULE {name} ----", f"EXTENDS {extends}", ""]
     lines += [f"Given{key} == {format_value(value)}" for key, value in definitions.items()]
