@@ -242,18 +242,19 @@ class _Ledger:
 
 def _start_of(scheduler_output: Any) -> tuple[Start, dict[str, int]]:
     """A scheduler output as an event, and by request the position that its step begins at."""
-    cached = scheduler_output.scheduled_cached_reqs
     admitted = [
         Admission(req=new.req_id, computed=new.num_computed_tokens, blocks=list(new.block_ids[0]))
         for new in scheduler_output.scheduled_new_reqs
     ]
     running: dict[str, int] = {}
-    for req, computed, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
-        if req in cached.resumed_req_ids:
-            told = None if blocks is None else list(blocks[0])
-            admitted.append(Admission(req=req, computed=computed, blocks=told, resumed=True))
-        else:
-            running[req] = computed
+    if (cached := scheduler_output.scheduled_cached_reqs) is not None:
+        told = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
+        for req, computed, blocks in told:
+            if req in cached.resumed_req_ids:
+                table = None if blocks is None else list(blocks[0])
+                admitted.append(Admission(req=req, computed=computed, blocks=table, resumed=True))
+            else:
+                running[req] = computed
     event = Start(
         finished=sorted(scheduler_output.finished_req_ids),
         admitted=admitted,

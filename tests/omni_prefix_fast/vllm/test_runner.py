@@ -445,6 +445,40 @@ def test_sinks_come_from_the_settings(tmp_path: Path) -> None:
     assert read_request_file(path).rows["__hidden_states__"].flatten().tolist() == [0, 1, 2]
 
 
+RECORDED: list[str] = []
+"""What the recorder of the settings saw."""
+
+
+def record_calls(cache: Any, view: Any, config: Any, policy: Any, path: Path) -> Any:
+    """Named by a test's settings."""
+
+    class Recorded:
+        def __getattr__(self, name: str) -> Any:
+            RECORDED.append(name)
+            return getattr(cache, name)
+
+    RECORDED.append(f"{config.num_blocks} blocks, {path.name}, {policy.needs_full_hidden_states}, {view is not None}")
+    return Recorded()
+
+
+@RUNNERS
+def test_a_recorder_of_the_settings_stands_before_the_cache(runner_class: type[Runner], tmp_path: Path) -> None:
+    """It is made with the cache, the batch's view, sizes, policy and file, and sees every call of the stage."""
+    RECORDED.clear()
+    record = {"path": str(tmp_path / "calls"), "recorder": f"{__name__}:record_calls"}
+    runner, seen = started(runner_class, vllm_config(record=record))
+    step(runner, output({"a": (0, 3, [1])}))
+    runner.shutdown()
+    assert RECORDED == ["8 blocks, calls, True, True", "new_step_starts", "save_outputs", "materialize", "shutdown"]
+    assert isinstance(seen[0], Delivery)
+
+
+def test_a_recorder_that_cannot_be_had_stops_the_engine() -> None:
+    """By the name of the setting."""
+    with pytest.raises(OmniPrefixCacheConfigError, match=r"omni_prefix\.record\.recorder is 'json:nothing'"):
+        started(RunnerV1, vllm_config(record={"path": "calls", "recorder": "json:nothing"}))
+
+
 class Worker:
     """What the worker mixin uses of vLLM's."""
 

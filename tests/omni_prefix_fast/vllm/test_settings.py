@@ -61,6 +61,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key of a sink": ({"sinks": [{"kind": "directory", "path": "x", "dir": "y"}]}, "sinks.*dir"),
     "unknown kind of sink": ({"sinks": [{"kind": "tape"}]}, "omni_prefix.sinks.0"),
     "a sink without its path": ({"sinks": [{"kind": "directory"}]}, "omni_prefix.sinks.0.directory.path"),
+    "a record without its file": ({"record": {}}, "omni_prefix.record.path"),
     "negative lag": ({"materialize_lag": -1}, "omni_prefix.materialize_lag"),
     "a lag that no staging page is left for": ({"materialize_lag": 4}, "staging_depth - 1 = 3"),
     "a lag against a smaller depth": ({"materialize_lag": 2, "cache": {"staging_depth": 2}}, "staging_depth - 1 = 1"),
