@@ -12,6 +12,9 @@ from omni_prefix_fast.metrics import Footprint
 from omni_prefix_fast.tasks import WriteTask
 from omni_prefix_fast.types import Holder, IntArray, Key, Occupancy, ReqId, StepId, TaskId, TaskState
 
+_OCCUPANCY = tuple(Occupancy)
+"""By value: 0, 1, 2."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -50,7 +53,7 @@ def inspect_machine(machine: PrefixCacheMachine) -> Inspection:
             owner=_tuple(machine.table.owner),
             pins=_tuple(machine.table.pins.astype(np.int64)),
             occupancy={
-                key: tuple(Occupancy(o) for o in machine.table.occupancy(key, every).tolist())
+                key: tuple(map(_OCCUPANCY.__getitem__, machine.table.occupancy(key, every).tolist()))
                 for key in machine.table.open_keys()
             },
             tasks={task.task_id: task.state for task in tasks},
