@@ -13,7 +13,7 @@ from conformance.drivers.subject import Moment, Run
 from conformance.page.actions import moment_words
 from conformance.page.tables import Tables, numbers
 from conformance.page.timeline import Timeline
-from conformance.page.words import event_name, event_words, failure_words, key_name
+from conformance.page.words import Difference, event_name, event_words, failure_words, key_name
 from conformance.schedules.trace import Materialize, Part, Save, Trace
 
 LETTER = {"absent": "–", "transit": "t", "committed": "C"}
@@ -124,15 +124,17 @@ class _Drawing:
             "expected": words.expected,
             "found": words.found,
             "differences": [asdict(d) | {"key": key_name(d.key)} for d in words.differences],
-            "slots": self._wrong_slots([(d.req, d.position) for d in words.differences]),
+            "slots": sorted(
+                {*self._wrong_slots(words.differences), *(d.slot for d in words.differences if d.slot >= 0)}
+            ),
         }
 
-    def _wrong_slots(self, wrong: Sequence[tuple[str, int]]) -> list[int]:
+    def _wrong_slots(self, wrong: Sequence[Difference]) -> set[int]:
         """Slots from which the wrong rows were due."""
         failure = self.run.failure
         event = self.trace.events[failure.index] if failure is not None and failure.index >= 0 else None
         if not isinstance(event, Materialize):
-            return []
+            return set()
         places: dict[tuple[str, int], int] = {}
         for step in self.tables.steps.values():
             if step.label == event.label:
@@ -141,7 +143,7 @@ class _Drawing:
                         places |= {(req, read.start + i): slot for i, (slot, _) in enumerate(read.identities)}
                 for part in step.batch:
                     places |= {(part.req, part.start + i): slot for i, slot in enumerate(part.slots)}
-        return sorted({places[place] for place in wrong if place in places})
+        return {places[d.req, d.position] for d in wrong if (d.req, d.position) in places}
 
 
 def _with_calls(trace: Trace, run: Run) -> Iterator[Moment]:

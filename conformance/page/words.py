@@ -177,6 +177,8 @@ class Difference:
     position: int
     expected: str
     found: str
+    slot: int = -1
+    """Of an entry of a table that has one a slot."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ def _cells(table: str, expected: object, found: object) -> Iterable[Difference]:
     elif isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
         for slot, (mine, theirs) in enumerate(zip(expected, found, strict=True)):
             if mine != theirs:
-                yield Difference(table, f"slot {slot}", -1, str(mine), str(theirs))
+                yield Difference(table, f"slot {slot}", -1, str(mine), str(theirs), slot)
 
 
 def parse_due(text: str) -> Due | None:
