@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from conformance.schedules.arrivals import Arrivals
 from conformance.schedules.blocks import Blocks
 from conformance.schedules.chances import CODES, FEED, HIDDEN, TONES, Chances
+from conformance.schedules.consumer import Consumer
 from conformance.schedules.content import Prefix
-from conformance.schedules.oracle import Delivery, Oracle, Served, due_of
+from conformance.schedules.oracle import Delivery, Oracle, Served
 from conformance.schedules.scheduler import Limits, Placed, Request, Scheduler
 from conformance.schedules.trace import (
     CLOSED,
@@ -93,10 +94,7 @@ class _Generator:
         self.aborted: set[str] = set()
         """Those of them whose requests were aborted."""
         self.aborts: list[tuple[int, str]] = []
-        self.open: dict[int, dict[str, Delivery]] = {}
-        """Steps saved and not consumed, by label, with what each request is owed."""
-        self.consumed: list[int] = []
-        self.labels = 0
+        self.consumer = Consumer(rng, self.chances, self.events, self.counts)
         self.fail_at = rng.randrange(2, 16) if rng.random() < 0.15 else None
 
     def run(self) -> Generated:
@@ -110,7 +108,7 @@ class _Generator:
             self._arrive()
             self._interfere()
             self._step()
-            self._consume_some()
+            self.consumer.consume_some()
         self._end()
         self.counts["preemptions"] = self.scheduler.preemptions
         self.counts["hit rows"] = self.oracle.hit_rows
@@ -230,15 +228,14 @@ class _Generator:
         self._count_hits(batch, slots, deliveries, writers)
         parts = [Part(req=p.request.req, start=p.start, slots=list(slots[p.request.req][p.start :])) for p in batch]
         event = Save(
-            label=self.labels,
+            label=self.consumer.saved,
             batch=parts,
             padded=min(count + self.rng.choice((0, 0, 1)), self.header.page_rows),
             rows=rows,
         )
         self._save_wrongly(event)
         self.events.append(event)
-        self.open[self.labels] = deliveries
-        self.labels += 1
+        self.consumer.take(deliveries)
         self.counts["steps"] += 1
 
     def _save_wrongly(self, event: Save) -> None:
@@ -250,18 +247,21 @@ class _Generator:
             if seen:
                 self.events.append(event.model_copy(update={"widths": {key: width + 1}, "error": CONTRACT}))
                 self.counts["refused calls"] += 1
-        if len(self.open) < self.header.staging_depth and self.rng.random() < self.chances.misuse:
+        if len(self.consumer.open) < self.header.staging_depth and self.rng.random() < self.chances.misuse:
             count = sum(len(part.slots) for part in event.batch)
             num_bytes = count * sum(k.row_bytes for k in self.header.keys if k.deferred and k.name in event.rows)
             if 0 < num_bytes <= self.header.budget_bytes:
                 self.events.append(event.model_copy(update={"clone_fails": True, "error": MEMORY}))
                 self.counts["clones that fail"] += 1
-        if len(self.open) == self.header.staging_depth:
+        unconsumed, depth = self.consumer.open, self.header.staging_depth
+        if len(unconsumed) == depth:
             if self.rng.random() < 0.3:
                 self.events.append(event.model_copy(update={"error": TIMEOUT}))
                 self.counts["full staging pools"] += 1
-            while len(self.open) == self.header.staging_depth or self.rng.random() < 0.3 * bool(self.open):
-                self._consume(self.rng.choice(list(self.open)))
+            while len(self.consumer.open) == self.header.staging_depth or self.rng.random() < 0.3 * bool(
+                self.consumer.open
+            ):
+                self.consumer.consume_any()
 
     def _slots(self, part: Placed) -> list[int]:
         size = self.blocks.block_size
@@ -283,48 +283,7 @@ class _Generator:
                 self.counts["gaps of a resume"] += part.kind == "resumed" and begin > 0
             self.counts["lost hits"] += deliveries[part.request.req].lost
 
-    # ------------------------------------------------------------------------- consuming steps
-
-    def _consume_some(self) -> None:
-        if self.rng.random() < self.chances.misuse:
-            self._consume_wrongly()
-        while self.open and self.rng.random() > self.chances.hoard:
-            self._consume(self.rng.choice(list(self.open)))
-
-    def _consume(self, label: int) -> None:
-        deliveries = self.open.pop(label)
-        self.consumed.append(label)
-        self.counts["late consumers"] += label < self.labels - 1
-        if self.rng.random() < self.chances.discard:
-            self.events.append(Discard(label=label))
-            self.counts["discards"] += 1
-            return
-        reqs = self.rng.sample(list(deliveries), len(deliveries))
-        if self.rng.random() < self.chances.partial:
-            reqs = reqs[: self.rng.randint(0, len(reqs))]
-        due, error = due_of(deliveries, reqs)
-        self.events.append(Materialize(label=label, reqs=reqs, due=due, error=error))
-
-    def _consume_wrongly(self) -> None:
-        """Calls that are refused: an id consumed before, an id never issued, a request outside the snapshot."""
-        wrong = self.rng.choice(("consumed", "unknown", "stranger", "save"))
-        if wrong == "consumed" and self.consumed:
-            label = self.rng.choice(self.consumed)
-            self.events.append(
-                self.rng.choice(
-                    (Materialize(label=label, reqs=[], error=CONTRACT), Discard(label=label, error=CONTRACT))
-                )
-            )
-        elif wrong == "unknown":
-            self.events.append(Materialize(label=-1, reqs=[], error=CONTRACT))
-        elif wrong == "stranger" and self.open:
-            label = self.rng.choice(list(self.open))
-            self.events.append(Materialize(label=label, reqs=[*self.open[label], "stranger"], error=CONTRACT))
-        elif wrong == "save" and isinstance(self.events[-1] if self.events else None, Save):
-            self.events.append(Save(label=-1, batch=[], padded=0, rows={}, error=CONTRACT))
-        else:
-            return
-        self.counts["refused calls"] += 1
+    # ------------------------------------------------------------------------- the end
 
     def _end(self) -> None:
         if self.rng.random() < 0.08:
@@ -336,8 +295,7 @@ class _Generator:
         self.rng.shuffle(finished)
         self._tell_aborts(finished)
         self.events.append(Start(finished=finished))
-        for label in self.rng.sample(list(self.open), len(self.open)):
-            self._consume(label)
+        self.consumer.consume_all()
         self.events.append(Rest())
         if self.rng.random() < 0.3:
             self.events += [Shutdown(), Shutdown(), Start(error=CLOSED), Discard(label=-1, error=CLOSED)]
@@ -345,6 +303,6 @@ class _Generator:
     def _break_off(self) -> None:
         """Shutdown in the middle: writes are in flight, steps unconsumed, requests running."""
         self.events += [Shutdown(), Start(error=CLOSED)]
-        for label in self.rng.sample(list(self.open), len(self.open)):
-            self.events.append(Materialize(label=label, reqs=list(self.open[label]), error=CLOSED))
+        for label in self.rng.sample(list(self.consumer.open), len(self.consumer.open)):
+            self.events.append(Materialize(label=label, reqs=list(self.consumer.open[label]), error=CLOSED))
         self.counts["shutdowns in the middle"] += 1
