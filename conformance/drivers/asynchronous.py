@@ -25,6 +25,7 @@ from conformance.drivers.fast import FastDriver
 from conformance.drivers.overlap import OverlappingJudge
 from conformance.drivers.rules import OneWriter
 from conformance.drivers.subject import Failure, Kind, Moment, Run
+from conformance.faults.inject import Injector
 from conformance.interleave.baton import CrashError, LeftBehindError, RunError, Task
 from conformance.interleave.runtime import SerialRuntime
 from conformance.interleave.strategies import Replay, Strategy, drawn
@@ -100,7 +101,12 @@ class _Driver(FastDriver):
         self.kept: list[tuple[StageCacheOutputs, Due]] = []
         self._drops = random.Random(f"consumer {session.device_seed}")
         super().__init__(
-            trace.header, observe=session.observe, runtime=runtime, device=device, allocate=poisoned_outputs
+            trace.header,
+            observe=session.observe,
+            runtime=runtime,
+            device=device,
+            allocate=poisoned_outputs,
+            faults=Injector(thread=lambda: runtime.thread),
         )
 
     def due_of(self, outputs: StageCacheOutputs, expected: Due | None = None) -> Due:
@@ -170,6 +176,7 @@ class Session:
             Interleaving(device_seed=self.device_seed, switches=self.runtime.switches),
             self.runtime.points,
             tuple(self.moments),
+            self._driver.went_off,
         )
 
     def _failure_of(self, error: RunError) -> Failure:
@@ -203,6 +210,7 @@ class Session:
                 self._waited = self.runtime.monotonic()
             self._check(index, event)
         self._builders.close()
+        self.runtime.explored = self._window is None
         self._at.pop("engine", None)
         self._driver.cache.shutdown()
         self._check_clock(-1, "")

@@ -50,7 +50,7 @@ class Scenario:
         def program(runtime: SerialRuntime) -> None:
             Session(self.trace, runtime, device_seed=device_seed, window=self.window).program()
 
-        return exhaustive(program, preemptions=preemptions, most=most, quiet=QUIET, coarse=coarse)
+        return exhaustive(program, preemptions=preemptions, most=most, quiet=QUIET, coarse=coarse, prune=True)
 
 
 def row(req: str, position: int) -> int:
@@ -107,6 +107,8 @@ A: Placed = (0, 2, [0])
 """Two tokens into block 0."""
 B: Placed = (2, 1, [0, 1])
 """A hit on block 0, and one token into block 1."""
+NEW: Placed = (0, 1, [1])
+"""One token into block 1, and no hit."""
 BOTH = (HIDDEN, CODES)
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -122,7 +124,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             start("b"),
             Rest(),
         ),
-        (4, 6),
+        (5, 7),
     ),
     # The hit was planned on an older tenant of the block; its producer is in the same step.
     "same-step hit with prefetch against save": Scenario(
@@ -130,13 +132,30 @@ SCENARIOS: Mapping[str, Scenario] = {
             start(c=A),
             save(0, c=A),
             take(0, c="cc"),
-            start("c", a=A, b=B),
+            start("c"),
+            Rest(),
+            start(a=A, b=B),
             save(1, a=A, b=B),
             take(1, a="aa", b="aab"),
             start("ab"),
             Rest(),
         ),
-        (4, 5),
+        (5, 8),
+    ),
+    # A step computes a block whose former rows a read of an earlier step is planned on, and not fetched yet.
+    "claim against a planned read": Scenario(
+        trace(
+            start(a=A),
+            save(0, a=A),
+            take(0, a="aa"),
+            start("a", b=B),
+            save(1, b=B),
+            take(1, b="aab"),
+            start("b", d=A),
+            save(2, d=A),
+            take(2, d="dd"),
+        ),
+        (6, 8),
     ),
     # The end of a request seals its deferred write while a hit on its rows is planned.
     "finish against committer": Scenario(
@@ -160,14 +179,11 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     # The one page is held by a step that a builder is about to consume, and by the write of its rows.
     "full staging pool with builder": Scenario(
-        trace(start(a=A), save(0, a=A), take(0, a="aa"), start("a", b=B), save(1, b=B), take(1, b="aab"), depth=1),
+        trace(start(a=A), save(0, a=A), take(0, a="aa"), start("a", b=NEW), save(1, b=NEW), take(1, b="b"), depth=1),
         (4, 5),
     ),
     # The copy that a hit's rows wait for fails.
     "failing copy with a joiner": Scenario(
-        trace(
-            start(a=A), save(0, a=A), start("a", b=B), save(1, b=B), Fail(stage="copy"), take(1, b="aab"), start("b")
-        ),
-        (5, 7),
+        trace(start(a=A), save(0, a=A), start("a", b=B), save(1, b=B), Fail(stage="copy"), take(1, b="aab")), (5, 6)
     ),
 }

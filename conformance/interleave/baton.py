@@ -47,7 +47,13 @@ class Unwind(BaseException):
     """Raised at a thread's point to end it, since the run is over."""
 
 
-class Awaited(Protocol):
+class Touched(Protocol):
+    """Something that several threads can see."""
+
+    past: int
+
+
+class Awaited(Touched, Protocol):
     """Something that a thread can wait for."""
 
     waiters: list[Task]
@@ -60,7 +66,20 @@ class Awaited(Protocol):
 class Task:
     """A thread of the run."""
 
-    __slots__ = ("done", "gate", "holds", "ident", "index", "limit", "name", "ready", "timed_out", "waiters", "waits")
+    __slots__ = (
+        "done",
+        "gate",
+        "holds",
+        "ident",
+        "index",
+        "limit",
+        "name",
+        "past",
+        "ready",
+        "timed_out",
+        "waiters",
+        "waits",
+    )
 
     def __init__(self, index: int, name: str) -> None:
         self.index = index
@@ -79,6 +98,8 @@ class Task:
         """Names of the locks that it has, for reports."""
         self.waiters: list[Task] = []
         """Who waits for its end."""
+        self.past = index
+        """Stands for all that happened before: a hash. See `Baton.touch`."""
 
     def __lt__(self, other: Task) -> bool:
         return self.index < other.index
@@ -102,6 +123,8 @@ class Baton:
         """Called behind operations that others can see."""
         self.explored = True
         """See `SerialRuntime.explored`."""
+        self.keeps_pasts = False
+        """Whether operations are noted, for `past`. Needed only where something is explored."""
         self.over: BaseException | None = None
         """Why the run has to end."""
         self.on_turn: Callable[[str, Task], None] | None = None
@@ -156,6 +179,21 @@ class Baton:
         if self.on_turn is not None:
             self.on_turn("run", me)
 
+    # ------------------------------------------------------------------------- what happened before
+
+    def touch(self, touched: Touched) -> None:
+        """The running thread does something to a thing that others can see: it comes behind all that they did to it."""
+        me = self.running
+        me.past = touched.past = hash((me.past, touched.past, me.index))
+
+    @property
+    def past(self) -> int:
+        """Which operations happened, and which of them before which others, as a hash.
+
+        Two runs that come to the same one differ in the order of operations on different things only.
+        """
+        return hash((self.now, *(task.past for task in self.tasks)))
+
     # ------------------------------------------------------------------------- waiting
 
     def block(self, awaited: Awaited, limit_s: float | None) -> bool:
@@ -167,6 +205,8 @@ class Baton:
         self.points = number + 1
         me.waits = awaited
         me.limit = None if limit_s is None else self.now + limit_s
+        if self.keeps_pasts:
+            self.touch(awaited)
         awaited.waiters.append(me)
         me.ready = False
         self._ready.remove(me)
@@ -180,6 +220,8 @@ class Baton:
             me.waits.waiters.remove(me)
             me.waits, me.limit = None, None
             timed_out, me.timed_out = me.timed_out, False
+        if self.keeps_pasts:
+            self.touch(awaited)
         return not timed_out
 
     def make_ready(self, task: Task) -> None:
@@ -232,6 +274,8 @@ class Baton:
             raise Unwind
         same = sum(task.name.split(" #")[0] == name for task in self.tasks)
         task = Task(len(self.tasks), f"{name} #{same + 1}" if same else name)
+        if self.keeps_pasts:
+            self.touch(task)
         self.tasks.append(task)
         insort(self._ready, task)
         if self._strategy.looks_at_wakes:
@@ -259,6 +303,8 @@ class Baton:
     def _ended(self, task: Task) -> None:
         task.done = True
         task.ready = False
+        if self.keeps_pasts:
+            task.past = hash((task.past, "ended"))
         self._ready.remove(task) if task in self._ready else None
         for waiter in list(task.waiters):
             self.make_ready(waiter)

@@ -57,15 +57,20 @@ def exhaustive(
     most: int = 50_000,
     quiet: Collection[str] = (),
     coarse: bool = False,
+    prune: bool = False,
 ) -> Explored:
     """Every interleaving with up to so many preemptions, fewest first; up to the first error.
 
     A preemption takes the baton away from a thread that can go on. Who goes on where a thread stops is tried in every
     way, at no charge.
 
+    With `prune`, what differs only in the order of operations on different things is tried once. That is as good where
+    whatever threads share is touched between operations on something that they share, or beside explicit points.
+
     Raises:
         EndlessError: there are more than `most`. The program is too large for this.
     """
+    pasts: set[tuple[object, ...]] | None = set() if prune else None
     levels: list[list[Switches]] = [[] for _ in range(preemptions + 1)]
     levels[0].append([])
     runs = points = 0
@@ -74,7 +79,7 @@ def exhaustive(
             if runs == most:
                 raise EndlessError(f"more than {most} interleavings; make the program smaller, or explore by `sample`")
             switches = level.pop()
-            strategy = _Deviating(switches)
+            strategy = _Deviating(switches, pasts)
             runtime, error = run_once(strategy.watched(program), strategy, quiet=quiet, coarse=coarse)
             runs, points = runs + 1, max(points, runtime.points)
             if error is not None:
@@ -99,8 +104,9 @@ def sample(program: Program, strategies: Iterable[Strategy], *, quiet: Collectio
 class _Deviating(Replay):
     """Replays some switches, and notes what else could have been done behind the last of them, where it is explored."""
 
-    def __init__(self, switches: Sequence[tuple[int, str]]) -> None:
+    def __init__(self, switches: Sequence[tuple[int, str]], pasts: set[tuple[object, ...]] | None) -> None:
         super().__init__(switches)
+        self._pasts = pasts
         self._last = max((point for point, _ in switches), default=-1)
         self.seen: list[tuple[int, bool, tuple[str, ...]]] = []
         """Point, whether another choice is a preemption, and the other choices."""
@@ -111,6 +117,8 @@ class _Deviating(Replay):
 
         def run(runtime: SerialRuntime) -> None:
             self._runtime = runtime
+            runtime.prunes = self._pasts is not None
+            runtime.explored = True
             program(runtime)
 
         return run
@@ -123,6 +131,11 @@ class _Deviating(Replay):
         """See `Strategy`."""
         chosen = super().choose(point, running, ready)
         if point > self._last and self._runtime is not None and self._runtime.explored:
+            if self._pasts is not None:
+                here = (self._runtime.baton.past, running, *ready)
+                if here in self._pasts:
+                    return chosen
+                self._pasts.add(here)
             others = tuple(name for name in ready if name != chosen)
             self.seen.append((point, running is not None, others))
         return chosen

@@ -44,9 +44,18 @@ class SerialRuntime:
     ) -> None:
         self.baton = Baton(strategy, limit=limit, first=first)
         self.baton.behind = _no_point if coarse else self.baton.point
-        self.point = self.baton.point
-        """Here another thread may go on. `point(name)`, on the running thread."""
+        self.past = 0
+        """Of the explicit points: they are in one order."""
+        self.prunes = False
+        """Whether the search leaves out what differs in the order of independent operations only."""
         self._quiet = frozenset(quiet)
+
+    def point(self, _name: str = "") -> None:
+        """Here another thread may go on. On the running thread."""
+        baton = self.baton
+        if baton.keeps_pasts:
+            baton.touch(self)
+        baton.point()
 
     @property
     def explored(self) -> bool:
@@ -56,6 +65,7 @@ class SerialRuntime:
     @explored.setter
     def explored(self, explored: bool) -> None:
         self.baton.explored = explored
+        self.baton.keeps_pasts = explored and self.prunes
 
     @property
     def points(self) -> int:
@@ -122,7 +132,7 @@ def _no_point() -> None:
 class SerialLock:
     """Not re-entrant. Who waits for it can go on as soon as it is free; who is chosen first has it."""
 
-    __slots__ = ("_baton", "_quiet", "name", "owner", "waiters")
+    __slots__ = ("_baton", "_quiet", "name", "owner", "past", "waiters")
 
     def __init__(self, baton: Baton, name: str, *, quiet: bool = False) -> None:
         self._baton = baton
@@ -130,6 +140,7 @@ class SerialLock:
         self.name = name
         self.owner: Task | None = None
         self.waiters: list[Task] = []
+        self.past = 0
 
     def told(self) -> str:
         """See `Awaited`."""
@@ -157,6 +168,8 @@ class SerialLock:
 
     def _take(self) -> None:
         self.owner = running = self._baton.running
+        if self._baton.keeps_pasts:
+            self._baton.touch(self)
         if not self._quiet:
             running.holds.append(self.name)
         for waiter in self.waiters:
@@ -174,6 +187,8 @@ class SerialLock:
             if baton.over is not None:  # a wait was broken off
                 return
             raise RuntimeError(f"thread {baton.running.name!r} releases lock {self.name!r}, which it does not hold")
+        if baton.keeps_pasts:
+            baton.touch(self)
         if not self._quiet:
             self.owner.holds.remove(self.name)
         self.owner = None
@@ -183,6 +198,8 @@ class SerialLock:
     def __enter__(self) -> bool:
         if self._quiet and self.owner is None and not self.waiters:  # the common case, and the cheap one
             self.owner = self._baton.running
+            if self._baton.keeps_pasts:
+                self._baton.touch(self)
             return True
         return self.acquire()
 
@@ -198,11 +215,12 @@ class SerialLock:
 class _Signal:
     """What waiters of a condition wait for, before they wait for its lock."""
 
-    __slots__ = ("name", "waiters")
+    __slots__ = ("name", "past", "waiters")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.waiters: list[Task] = []
+        self.past = 0
 
     def told(self) -> str:
         """See `Awaited`."""
@@ -237,6 +255,8 @@ class SerialCondition(SerialLock):
             if baton.over is not None:
                 return
             raise RuntimeError(f"thread {baton.running.name!r} notifies {self.name!r} without its lock")
+        if baton.keeps_pasts:
+            baton.touch(self._signal)
         for waiter in self._signal.waiters:
             # It needs the lock next, and can go on once that is free.
             waiter.waits, waiter.limit = self, None
@@ -247,31 +267,38 @@ class SerialCondition(SerialLock):
 class SerialEvent:
     """A flag that is set once."""
 
-    __slots__ = ("_baton", "_set", "name", "waiters")
+    __slots__ = ("_baton", "_set", "name", "past", "waiters")
 
     def __init__(self, baton: Baton, name: str) -> None:
         self._baton = baton
         self._set = False
         self.name = name
         self.waiters: list[Task] = []
+        self.past = 0
 
     def told(self) -> str:
         """See `Awaited`."""
         return f"event {self.name!r} to be set"
 
     def set(self) -> None:
+        if self._baton.keeps_pasts:
+            self._baton.touch(self)
         self._set = True
         for waiter in self.waiters:
             self._baton.make_ready(waiter)
         self._baton.behind()
 
     def is_set(self) -> bool:
+        if self._baton.keeps_pasts:
+            self._baton.touch(self)
         found = self._set
         self._baton.behind()
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
         self._baton.point()
+        if self._baton.keeps_pasts:
+            self._baton.touch(self)
         if not self._set and (timeout is None or timeout > 0):
             self._baton.block(self, timeout)
         return self._set
@@ -288,10 +315,14 @@ class SerialThread:
 
     def join(self, timeout: float | None = None) -> None:
         self._baton.point()
+        if self._baton.keeps_pasts:
+            self._baton.touch(self._task)
         if not self._task.done and (timeout is None or timeout > 0):
             self._baton.block(self._task, timeout)
 
     def is_alive(self) -> bool:
+        if self._baton.keeps_pasts:
+            self._baton.touch(self._task)
         alive = not self._task.done
         self._baton.behind()
         return alive
