@@ -6,13 +6,14 @@ a trace like any other: it replays on every driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from conformance.drivers.asynchronous import QUIET, Session
-from conformance.interleave.explore import Explored, exhaustive
+from conformance.interleave.explore import Explored, exhaustive, sample
 from conformance.interleave.runtime import SerialRuntime
+from conformance.interleave.strategies import Strategy
 from conformance.schedules.oracle import HIDDEN_KEY
 from conformance.schedules.trace import (
     Admission,
@@ -37,20 +38,25 @@ CODES = KeySetting(name="codes", width=1, item_bytes=8, deferred=True)
 
 @dataclass(frozen=True)
 class Scenario:
-    """A trace, and between which of its events other interleavings are looked for."""
+    """A trace, and between which of its events other interleavings are looked for, the second one left out."""
 
     trace: Trace
     window: tuple[int, int]
+    preemptions: int = 2
+    """How many preemptions a search can afford."""
 
-    def explore(
-        self, *, preemptions: int = 2, most: int = 50_000, device_seed: int = 0, coarse: bool = True
-    ) -> Explored:
+    def program(self, runtime: SerialRuntime, *, device_seed: int = 0) -> None:
+        """One run of it. Raises `FoundError` where something goes wrong."""
+        Session(self.trace, runtime, device_seed=device_seed, window=self.window).program()
+
+    def explore(self, *, preemptions: int | None = None, coarse: bool = True) -> Explored:
         """Every interleaving of the window within so many preemptions, up to the first that goes wrong."""
+        most = self.preemptions if preemptions is None else preemptions
+        return exhaustive(self.program, preemptions=most, quiet=QUIET, coarse=coarse, prune=True)
 
-        def program(runtime: SerialRuntime) -> None:
-            Session(self.trace, runtime, device_seed=device_seed, window=self.window).program()
-
-        return exhaustive(program, preemptions=preemptions, most=most, quiet=QUIET, coarse=coarse, prune=True)
+    def sample(self, strategies: Iterable[Strategy]) -> Explored:
+        """One run a strategy, up to the first that goes wrong."""
+        return sample(self.program, strategies, quiet=QUIET)
 
 
 def row(req: str, position: int) -> int:
@@ -156,6 +162,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             take(2, d="dd"),
         ),
         (6, 8),
+        preemptions=1,
     ),
     # The end of a request seals its deferred write while a hit on its rows is planned.
     "finish against committer": Scenario(
