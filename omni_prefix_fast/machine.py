@@ -7,8 +7,9 @@ lock, then the state lock, then a staging page's or the committer's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -102,6 +103,14 @@ class PrefixCacheMachine:
         """The one deadline of a public call; `staging_claim_timeout_s` if not given."""
         return Deadline(self._runtime, self._timeout_s if timeout_s is None else timeout_s)
 
+    def _tell_taken(self, give_back: Callable[[], None], action: str, **acted_on: object) -> None:
+        """Trace an action that took something, which nobody would give back if the sink was interrupted."""
+        try:
+            self._counters.trace(action, **acted_on)
+        except BaseException:
+            give_back()
+            raise
+
     # ---------------------------------------------------------------- step start (engine thread)
 
     def finish_request(self, req_id: ReqId) -> None:
@@ -163,7 +172,7 @@ class PrefixCacheMachine:
     def claim_page(self, step_id: StepId, deadline: Deadline) -> int:
         """`ClaimPage`: a staging page for the step, waiting for one until the deadline."""
         page = self.staging.claim(Holder("step", step_id), deadline, self.controller.check)
-        self._counters.trace("claim_page", step=step_id, page=page)
+        self._tell_taken(lambda: self.release_page(step_id, page), "claim_page", step=step_id, page=page)
         return page
 
     def cancel(self, ticket: BudgetTicket) -> None:
@@ -206,7 +215,7 @@ class PrefixCacheMachine:
                 ticket = self.budget.reserve(nbytes)
                 oldest = self.log.oldest()
             if ticket is not None:
-                self._counters.trace("reserve_budget", bytes=nbytes)
+                self._tell_taken(partial(self.cancel, ticket), "reserve_budget", bytes=nbytes)
                 return ticket
             if oldest is None:
                 raise AssertionError(f"{self.budget.charged} device bytes are charged but no chunk is held")
@@ -393,7 +402,7 @@ class PrefixCacheMachine:
         """`TakeStep`: consume a saved step. Raises as `StepTable.take` does, and consumes nothing then."""
         with self.lock:
             context = self.steps.take(step_id, req_ids)
-        self._counters.trace("take_step", step=step_id, req_ids=tuple(req_ids))
+        self._tell_taken(lambda: self.let_go(context), "take_step", step=step_id, req_ids=tuple(req_ids))
         return context
 
     def fetch_read(self, read: HitRead, deadline: Deadline) -> None:
@@ -436,15 +445,17 @@ class PrefixCacheMachine:
 
         Waits for nobody: a gather in progress is thrown away by whoever does it.
         """
-        if context.reads:
-            with self.lock:
-                for read in context.reads.values():
-                    self._release(read, ReadState.DROPPED)
-                    read.rows = {}
+        try:
+            if context.reads:
+                with self.lock:
+                    for read in context.reads.values():
+                        self._release(read, ReadState.DROPPED)
+                        read.rows = {}
+                    self._counters.trace("release_step", step=context.layout.step_id)
+            else:  # it holds nothing in the tables, whoever is busy there
                 self._counters.trace("release_step", step=context.layout.step_id)
-        else:  # it holds nothing in the tables, whoever is busy there
-            self._counters.trace("release_step", step=context.layout.step_id)
-        self.release_page(context.layout.step_id, context.page)
+        finally:
+            self.release_page(context.layout.step_id, context.page)
 
     def _hold(self, read: HitRead, deadline: Deadline) -> None:
         if read.lock.acquire(blocking=False):

@@ -2,7 +2,8 @@
 
 The order inside each call is that of docs/machine.md. Threads: `register_policy`, `new_step_starts` and `save_outputs`
 on the engine thread; `materialize` and `discard_step` on any thread; the rest anywhere. A call that raises
-`OmniPrefixCacheContractError` changed nothing, unless it says otherwise.
+`OmniPrefixCacheContractError` changed nothing, unless it says otherwise. An interrupt (KeyboardInterrupt) in the
+middle of an engine-thread call fails the cache; in the middle of a materialize it consumes the step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from threading import TIMEOUT_MAX
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -66,6 +67,27 @@ def _ordinary_tensors(call: Callable[P, R]) -> Callable[P, R]:
             return call(*args, **kwargs)
         with torch.inference_mode(mode=False), torch.no_grad():
             return call(*args, **kwargs)
+
+    return run
+
+
+def _whole_or_failed(
+    call: Callable[Concatenate[OmniPrefixCacheManager, P], R],
+) -> Callable[Concatenate[OmniPrefixCacheManager, P], R]:
+    """What interrupts a call of the engine half-way (KeyboardInterrupt, SystemExit) fails the cache, loudly.
+
+    Errors are rolled back where they occur. An interrupt may come anywhere, and nobody could tell what was done.
+    """
+
+    @wraps(call)
+    def run(self: OmniPrefixCacheManager, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(self, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException as error:
+            self._machine.fail(f"{call.__name__}, interrupted half-way,", error)
+            raise
 
     return run
 
@@ -172,6 +194,7 @@ class OmniPrefixCacheManager:
         self._machine.open_keys(specs, self._policy.deferred_keys, resident=True)
 
     @_ordinary_tensors
+    @_whole_or_failed
     def new_step_starts(self, scheduler_output: Any) -> None:
         """Take in a step's scheduler output: finished requests first, then new and resumed ones and their hits.
 
@@ -213,6 +236,7 @@ class OmniPrefixCacheManager:
         self._started = StartedStep(step_id, events)
 
     @_ordinary_tensors
+    @_whole_or_failed
     def save_outputs(
         self,
         hidden: torch.Tensor | None,
@@ -330,6 +354,7 @@ class OmniPrefixCacheManager:
         self._machine.let_go(self._take_step(step_id, ()))
         self._machine.count_discarded()
 
+    @_whole_or_failed
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until whatever was started in the background has ended: writes committed, planned hits gathered.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -67,6 +68,43 @@ def test_a_step_let_go_of_while_its_builder_comes_is_told_as_the_end_it_was(end:
 
     with pytest.raises(OmniPrefixCacheClosedError if end == "shutdown" else OmniPrefixCacheWriteError):
         engine.cache.materialize(step, ending())
+
+
+@pytest.mark.eager_only("an interrupt comes to the caller's thread; counts its actions")
+def test_an_interrupt_at_any_action_leaves_right_rows_or_a_failed_cache() -> None:
+    """A hit is saved and handed over, and Ctrl-C comes at each action in turn: right rows or an error, nothing held."""
+    for at in range(200):
+        left = [at]
+
+        def interrupt(action: str, acted_on: Mapping[str, object], left: list[int] = left) -> None:  # noqa: ARG001
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+
+        policy = ModelCachePolicy(deferred_keys=frozenset({"d"}))
+        engine = Engine(trace=interrupt, policy=policy)
+        mm = {"d": torch.arange(4.0).reshape(4, 1)}
+        try:
+            first = engine.step(new=[("A", [0], 0, 4)], mm=mm)
+            assert engine.hidden(first, "A") == [0, 1, 2, 3]
+            hit = engine.step(new=[("B", [0, 1], 4, 4)], finished=["A"], mm=mm)
+            again = engine.step(new=[("C", [0], 0, 4)], finished=["B"], mm=mm, base={"C": 50})
+            assert engine.hidden(again, "C") == [50, 51, 52, 53]
+            assert engine.hidden(hit, "B") == [*range(8)]
+        except KeyboardInterrupt:
+            with contextlib.suppress(OmniPrefixCacheWriteError):
+                for step in engine.cache.inspect().unconsumed:
+                    engine.cache.discard_step(step)
+        else:
+            assert left[0] >= 0, "an interrupt was swallowed"
+            break
+        seen = engine.cache.inspect()
+        assert not any(seen.pages), f"interrupted at action {at}: {seen.pages}"
+        assert not any(seen.pins)
+        with contextlib.suppress(OmniPrefixCacheWriteError):  # where it did not fail, it still serves
+            engine.take(engine.step(new=[("Z", [2], 0, 4)], base={"Z": 9}), "Z")
+    else:
+        pytest.fail("the scenario has more actions than were interrupted")
 
 
 def test_a_step_that_cannot_be_given_up_ends_the_cache() -> None:
