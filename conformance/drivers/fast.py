@@ -43,7 +43,7 @@ from omni_prefix_fast import (
 from omni_prefix_fast.device import Device, HostDevice
 from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.runtime import Runtime
-from omni_prefix_fast.types import IntArray
+from omni_prefix_fast.types import IntArray, Occupancy
 
 Observe = Callable[[str, Mapping[str, object]], None]
 
@@ -51,6 +51,8 @@ NEVER_ISSUED = 1 << 40
 LANE = 1_000_003
 """What lane j of a row adds j times: small enough for a float32 to hold every lane exactly."""
 GARBAGE = -7
+_OCCUPANCY = tuple(occupancy.name.lower() for occupancy in Occupancy)
+"""The reference model's words, by value."""
 _FLOAT, _INTEGER = np.dtype(np.float32), np.dtype(np.int64)
 
 
@@ -151,7 +153,7 @@ class FastDriver:
         return Snapshot(
             version=seen.version,
             occupancy={
-                key: tuple(o.name.lower() for o in column) for key, column in seen.occupancy.items() if any(column)
+                key: tuple(map(_OCCUPANCY.__getitem__, column)) for key, column in seen.occupancy.items() if any(column)
             },
             writes=tuple(writes),
             unfetched=seen.pins,

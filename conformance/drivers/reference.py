@@ -22,6 +22,7 @@ from conformance.schedules.trace import (
 )
 from omni_prefix_ref import Admission, BatchItem, EagerDriver, KeySpec, Machine, Outputs, Rules, Settings, StepStart
 from omni_prefix_ref.errors import NotEnabled, OmniPrefixCacheUnmatchError
+from omni_prefix_ref.state import Occupancy
 
 NEVER_ISSUED = -1
 
@@ -108,6 +109,7 @@ class ReferenceDriver:
             lagging = type("Lagging", (driver, LaggingDriver), {}) if driver is not EagerDriver else LaggingDriver
             self.cache = lagging(settings, machine=machine, observers=observers, rng=rng)
         self._steps: dict[int, int] = {}
+        self._told: dict[str, tuple[tuple[Occupancy, ...], tuple[str, ...]]] = {}
 
     def apply(self, event: Event) -> Outcome:
         """Apply one event."""
@@ -122,17 +124,20 @@ class ReferenceDriver:
         m = self.cache.machine
         return Snapshot(
             version=m.version,
-            occupancy={
-                key: tuple(o.value for o in column)
-                for key, column in m.occupancy.items()
-                if any(o.value != "absent" for o in column)
-            },
+            occupancy={key: names for key, column in m.occupancy.items() if (names := self._names(key, column))},
             writes=tuple((t.req, t.write_n, t.state.value) for t in m.tasks.values()),
             unfetched=m.pins,
             charged=m.charged,
             pages_held=sum(bool(page.holders) for page in m.pages),
             emitted=dict(m.emitted),
         )
+
+    def _names(self, key: str, column: tuple[Occupancy, ...]) -> tuple[str, ...]:
+        """A column in words; nothing if all of it is absent. A column that did not change is the same object."""
+        if key not in self._told or self._told[key][0] is not column:
+            names = tuple(o.value for o in column)
+            self._told[key] = column, names if any(name != "absent" for name in names) else ()
+        return self._told[key][1]
 
     def _call(self, event: Event) -> Outputs | None:
         cache = self.cache
