@@ -14,8 +14,10 @@ Otherwise by one thread, the committer, which alone waits for the device.
 from __future__ import annotations
 
 import traceback
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -30,7 +32,7 @@ from omni_prefix_fast.errors import (
 )
 from omni_prefix_fast.metrics import Counters
 from omni_prefix_fast.pool import ByteRows, PrefixBlockPool
-from omni_prefix_fast.runtime import Deadline, Event, Runtime, Thread
+from omni_prefix_fast.runtime import Deadline, Event, Runtime, Thread, serve
 from omni_prefix_fast.slots import SlotTable
 from omni_prefix_fast.staging import StagingBufferPool
 from omni_prefix_fast.tasks import ImmediateWrite, WriteTask
@@ -163,10 +165,16 @@ class OmniPrefixCacheController:
             self.check()
             raise OmniPrefixCacheClosedError(f"{task} was dropped by shutdown")
 
-    def _work(self) -> None:
-        """The committer thread: until closed, or until a write fails."""
-        while self._run_next():
-            pass
+    @property
+    def _work(self) -> Callable[[], None]:
+        """What the committer thread runs: until closed, or until a write fails."""
+        cls = type(self)
+        return partial(
+            serve, weakref.ref(self), self._wake, self._config.staging_claim_timeout_s, cls._is_idle, cls._run_next
+        )
+
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._closed
 
     def _run_next(self) -> bool:
         """Write the oldest queued task; whether to go on. The committer thread waits for one."""

@@ -7,7 +7,8 @@ of any device (torch waits for the stream that produced them). `cuda.CudaDevice`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -94,10 +95,35 @@ class HostDevice:
         """See `Device`."""
         first = parts[0]
         out = torch.empty((sum(p.shape[0] for p in parts), *first.shape[1:]), dtype=first.dtype)
+        rows = max(1, chunk_bytes // max(1, math.prod(first.shape[1:]) * first.element_size()))
         at = 0
-        for part in parts:
-            row_bytes = max(1, part[:1].numel() * part.element_size())
-            for piece in torch.split(part, max(1, chunk_bytes // row_bytes)):
-                self.copy_to_host(piece, out[at : at + piece.shape[0]])
-                at += piece.shape[0]
+        for piece in _pieces(parts, rows):
+            self.copy_to_host(piece, out[at : at + piece.shape[0]])
+            at += piece.shape[0]
         return out
+
+
+def _pieces(parts: Sequence[torch.Tensor], rows: int) -> Iterator[torch.Tensor]:
+    """The rows of all parts, in order, in pieces of at most `rows`.
+
+    A long request has a part for each of its decode steps. Those on the host are put together first, since a copy of
+    each costs more than its bytes.
+    """
+    together: list[torch.Tensor] = []
+    room = rows
+    for part in parts:
+        for piece in torch.split(part, rows) if part.shape[0] > rows else (part,):
+            if not piece.is_cpu:
+                yield piece
+                continue
+            if piece.shape[0] > room:
+                yield _joined(together)
+                together, room = [], rows
+            together.append(piece)
+            room -= piece.shape[0]
+    if together:
+        yield _joined(together)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([indexable(part) for part in parts]).view(parts[0].dtype) if len(parts) > 1 else parts[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -125,14 +126,22 @@ class DeferredLog:
 
     def sealed_of(self, chunk: LogChunk) -> list[DeferredWrite]:
         """Sealed writes that may still have rows of `chunk` to write, oldest first."""
-        return [task for task in self.sealed.values() if any(c is chunk for c in self.chunks_of(task))]
+        return [task for task in self.sealed.values() if self._covers(task, chunk)]
 
-    def written(self, task: DeferredWrite) -> None:
-        """The rows of a sealed write are in the pool, or lost with it: its hold on their chunks ends."""
-        self.sealed.pop(task.task_id, None)
-        for chunk in list(self.chunks_of(task)):
+    def written(self, task: DeferredWrite, at_most: int | None = None) -> bool:
+        """The rows of a sealed write are in the pool, or lost with it: its hold on their chunks ends.
+
+        `at_most`: chunks to let go of now, oldest first; None: all of them. Whether nothing is left to let go of.
+        """
+        chunks = list(islice(self.chunks_of(task), at_most))
+        for chunk in chunks:
             chunk.unwritten.discard(task.req_id)
             self._let_go(chunk)
+            task.first_chunk = chunk.chunk_id + 1
+        if at_most is not None and len(chunks) == at_most:
+            return False
+        self.sealed.pop(task.task_id, None)
+        return True
 
     def hold(self, chunk: LogChunk) -> None:
         """A planned read names rows of the chunk."""
@@ -150,6 +159,10 @@ class DeferredLog:
         self.chunks.clear()
         self.open_writes.clear()
         self.sealed.clear()
+
+    def _covers(self, task: DeferredWrite, chunk: LogChunk) -> bool:
+        end = self.next_chunk if task.end_chunk is None else task.end_chunk
+        return task.first_chunk <= chunk.chunk_id < end and task.req_id in chunk.unwritten
 
     def _let_go(self, chunk: LogChunk) -> None:
         if not chunk.unwritten and not chunk.readers:

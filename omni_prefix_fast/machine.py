@@ -34,6 +34,9 @@ from omni_prefix_fast.steps import StepContext, StepTable
 from omni_prefix_fast.tasks import DeferredWrite, ImmediateWrite, WritePiece, WriteTask
 from omni_prefix_fast.types import Holder, IntArray, Key, ReqId, StepId, TaskId, TaskState
 
+CHUNKS_AT_ONCE = 256
+"""Log chunks that are let go of before the state lock is."""
+
 
 @dataclass(slots=True)
 class StepRows:
@@ -375,16 +378,20 @@ class PrefixCacheMachine:
         """`CommitTask` for every write that ended since the last call."""
         if not self.controller.has_finished:
             return
-        with self.lock:
-            for task in self.controller.take_finished():
+        for task in self.controller.take_finished():
+            let_go = True
+            with self.lock:
                 if task.state is TaskState.WRITTEN:
                     for piece in task.pieces:
                         self.table.commit(piece.key, piece.slots, piece.versions, piece.claims)
                     self._counters.trace("commit_task", task=task.task_id)
                 if isinstance(task, DeferredWrite):
-                    self.log.written(task)
+                    let_go = self.log.written(task, CHUNKS_AT_ONCE)
                 else:
                     self.writers.pop(task.step_id, None)
+            while isinstance(task, DeferredWrite) and not let_go:  # of a long request: not all under one lock
+                with self.lock:
+                    let_go = self.log.written(task, CHUNKS_AT_ONCE)
 
     def drain(self, deadline: Deadline) -> None:
         """Wait until every sealed or immediate write is committed and the prefetch thread has nothing to do."""

@@ -7,11 +7,13 @@ needs it fetches it and gets the error.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from omni_prefix_fast.reads import HitRead
-from omni_prefix_fast.runtime import Deadline, Runtime, Thread
+from omni_prefix_fast.runtime import Deadline, Runtime, Thread, serve
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,9 @@ class Prefetcher:
             if self._queue and not self._closed:
                 if self._thread is None:
                     try:
-                        self._thread = self._runtime.spawn("prefetch", self._work)
+                        cls = type(self)
+                        work = partial(serve, weakref.ref(self), self._wake, self._idle_s, cls._is_idle, cls._work)
+                        self._thread = self._runtime.spawn("prefetch", work)
                     except RuntimeError as error:  # no more threads: whoever needs the rows gathers them
                         self._queue.clear()
                         logger.warning("prefix-cache hits are not gathered ahead: %s", error)
@@ -61,19 +65,21 @@ class Prefetcher:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._closed:
-                    self._wake.wait(self._idle_s)
-                if self._closed:
-                    return
-                read = self._queue.popleft()
-                self._fetching = True
-            try:
-                self._fetch(read)
-            except Exception as error:  # noqa: BLE001 - whatever the device raises: the thread has to live on
-                logger.debug("prefetch of %r, step %d: %s", read.req_id, read.step_id, error)
-            with self._wake:
-                self._fetching = False
-                self._wake.notify_all()
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._closed
+
+    def _work(self) -> bool:
+        """Fetch the oldest read; whether to go on."""
+        with self._wake:
+            if self._closed:
+                return False
+            read = self._queue.popleft()
+            self._fetching = True
+        try:
+            self._fetch(read)
+        except Exception as error:  # noqa: BLE001 - whatever the device raises: the thread has to live on
+            logger.debug("prefetch of %r, step %d: %s", read.req_id, read.step_id, error)
+        with self._wake:
+            self._fetching = False
+            self._wake.notify_all()
+        return True

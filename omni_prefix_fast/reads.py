@@ -9,7 +9,7 @@ fetched (`PreserveReads` in docs/machine.md), chunks never change, and holes sta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -50,17 +50,37 @@ class LogRead:
 
 
 @dataclass(frozen=True, slots=True)
+class LogReads:
+    """The `LogRead`s of a plan. Made when they are gone through, not under the lock under which they are found."""
+
+    chunks: Sequence[LogChunk] = ()
+    positions: Callable[[], Sequence[IntArray]] = tuple
+    """Positions of each chunk's rows."""
+    read: Callable[[LogChunk, IntArray], LogRead] | None = None
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[LogRead]:
+        if self.read is not None:
+            yield from map(self.read, self.chunks, self.positions())
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPlan:
     """What one key's positions of the span resolved to. Positions are relative to the start of the span."""
 
     pool: IntArray | None
     """Positions whose row is the slot's pool row; None: all of them."""
-    log: tuple[LogRead, ...]
+    log: LogReads
     holes: IntArray
 
     def has_rows(self, length: int) -> bool:
         """Whether any position has a row."""
         return bool(self.holes.shape[0] < length)
+
+
+NO_LOG = LogReads()
 
 
 class HitRead:
@@ -112,8 +132,8 @@ class HitRead:
             for plan in self.plans.values():
                 named[plan.pool] = True
         for plan in self.plans.values():
-            for part in plan.log:
-                log.hold(part.chunk)
+            for chunk in plan.log.chunks:
+                log.hold(chunk)
         self.pinned = self.slots[named]
         table.pin(self.pinned)
         self.state = ReadState.PLANNED
@@ -122,24 +142,27 @@ class HitRead:
         occupancy = table.occupancy(key, self.slots)
         in_pool = occupancy == _COMMITTED
         if np.count_nonzero(in_pool) == len(self):
-            return KeyPlan(None, (), NOTHING)
+            return KeyPlan(None, NO_LOG, NOTHING)
         transit = occupancy == _IN_TRANSIT
-        parts: list[LogRead] = []
+        parts = NO_LOG
         logged = table.log_rows(key, self.slots)
         if logged is not None:
             from_log = transit & (logged.chunk != NO_CHUNK)
             at = np.flatnonzero(from_log)
             at = at[np.argsort(logged.chunk[at], kind="stable")]
             chunk_ids, firsts = np.unique(logged.chunk[at], return_index=True)
-            for chunk_id, positions in zip(chunk_ids.tolist(), np.split(at, firsts[1:]), strict=False):
-                parts.append(LogRead(log.chunks[chunk_id], logged.row[positions], positions))
+            parts = LogReads(
+                [log.chunks[chunk_id] for chunk_id in chunk_ids.tolist()],
+                lambda: np.split(at, firsts[1:]),
+                lambda chunk, positions: LogRead(chunk, logged.row[positions], positions),
+            )
             transit &= ~from_log
         if transit.any():
             owners = np.unique(table.owner[self.slots[transit]]).tolist()
             self.waits = (*self.waits, *(writers[step] for step in owners))
             in_pool |= transit
         holes = np.flatnonzero(occupancy == _ABSENT)
-        return KeyPlan(None if in_pool.all() else np.flatnonzero(in_pool), tuple(parts), holes)
+        return KeyPlan(None if in_pool.all() else np.flatnonzero(in_pool), parts, holes)
 
     def settle(self, *, owes_hidden: bool) -> None:
         """Holes are final now: where hidden rows are owed, a hole among them fails the read."""
@@ -170,8 +193,8 @@ class HitRead:
         plan = self.plans.pop(key, None)
         self.rows.pop(key, None)
         if plan is not None and self.state is ReadState.PLANNED:
-            for part in plan.log:
-                log.release(part.chunk)
+            for chunk in plan.log.chunks:
+                log.release(chunk)
 
     def gather(
         self, plans: Mapping[Key, KeyPlan], pool: PrefixBlockPool, device: Device, allocate: OutputAllocator
@@ -209,7 +232,7 @@ class HitRead:
 
     def holds(self, chunk: LogChunk) -> bool:
         """Whether the plan names rows of `chunk`."""
-        return any(part.chunk is chunk for plan in self.plans.values() for part in plan.log)
+        return any(held is chunk for plan in self.plans.values() for held in plan.log.chunks)
 
     def _let_go(self, table: SlotTable, log: DeferredLog) -> None:
         if self.state is not ReadState.PLANNED:
@@ -217,7 +240,7 @@ class HitRead:
         table.unpin(self.pinned)
         self.pinned = NOTHING
         for plan in self.plans.values():
-            for part in plan.log:
-                log.release(part.chunk)
+            for chunk in plan.log.chunks:
+                log.release(chunk)
         # The bytes of a chunk are given back with its last holder: no plan may keep its tensors alive.
-        self.plans = {key: replace(plan, log=()) if plan.log else plan for key, plan in self.plans.items()}
+        self.plans = {key: replace(plan, log=NO_LOG) if plan.log else plan for key, plan in self.plans.items()}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class Lock(Protocol):
@@ -160,6 +160,39 @@ class ThreadRuntime:
         thread = threading.Thread(target=target, name=f"omni-prefix {name}", daemon=True)
         thread.start()
         return thread
+
+
+Owner = TypeVar("Owner")
+
+
+def serve(
+    of: Callable[[], Owner | None],
+    wake: Condition,
+    idle_s: float,
+    is_idle: Callable[[Owner], bool],
+    work: Callable[[Owner], bool],
+) -> None:
+    """What a thread of the cache runs: `work` as often as there is some, until it says that it was the last.
+
+    Nothing of the cache is held while the thread waits. So one that is dropped without a shutdown is freed, and its
+    threads end within `idle_s`.
+
+    Args:
+        of: whose thread it is, a weak reference.
+        wake: notified when there is work.
+        idle_s: limit of one wait.
+        is_idle: whether there is nothing to do. Called under `wake`.
+        work: do one piece of it; whether to go on.
+    """
+    owner = of()
+    while owner is not None:
+        with wake:
+            while owner is not None and is_idle(owner):
+                owner = None
+                wake.wait(idle_s)
+                owner = of()
+        if owner is None or not work(owner):
+            return
 
 
 class Deadline:

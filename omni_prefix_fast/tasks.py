@@ -119,7 +119,7 @@ class DeferredWrite(WriteTask):
         self.write_n = write_n
         """How manieth deferred write of its request, from 1."""
         self.first_chunk = first_chunk
-        """Id of the first log chunk with rows of this write."""
+        """Id of the first log chunk with rows of this write; once written, of the first that it still holds."""
         self.end_chunk: int | None = None
         """Id after the last one, once the write is sealed; later chunks belong to the request's next write."""
 

@@ -5,11 +5,15 @@ The trace sink stops a thread at an action; nobody sleeps, and every wait has a 
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from omni_prefix_fast import OmniPrefixCacheStagingTimeoutError
+from omni_prefix_fast.runtime import Thread, ThreadRuntime
 from tests.omni_prefix_fast.harness import Engine, Gate
 
 DEADLINE_S = 20.0
@@ -68,3 +72,34 @@ def test_stuck_gather_is_named() -> None:
     finally:
         read.lock.release()
     assert engine.hidden(engine.save(), "C") == [99, 100, 101, 102]
+
+
+class CountingRuntime(ThreadRuntime):
+    """Keeps the threads that were started."""
+
+    def __init__(self) -> None:
+        self.threads: list[Thread] = []
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Thread:
+        thread = super().spawn(name, target)
+        self.threads.append(thread)
+        return thread
+
+
+@pytest.mark.eager_only("it says itself that it has threads")
+def test_a_cache_dropped_without_a_shutdown_is_freed_and_its_threads_end() -> None:
+    """Neither the committer nor the prefetch thread holds anything of it while it waits for work."""
+    runtime = CountingRuntime()
+    engine = Engine(eager=False, runtime=runtime, staging_claim_timeout_s=0.5)
+    engine.cache.discard_step(engine.step(new=[("A", [0, 1], 0, 8)]))
+    engine.cache.discard_step(engine.step(new=[("B", [0, 1, 2], 8, 1)]))
+    engine.cache.drain(DEADLINE_S)
+    cache = weakref.ref(engine.cache)
+    Engine.made.clear()
+    del engine
+    for thread in runtime.threads:
+        gc.collect()
+        thread.join(DEADLINE_S)
+    gc.collect()
+    assert cache() is None
+    assert [thread.is_alive() for thread in runtime.threads] == [False, False]

@@ -7,6 +7,7 @@ import pytest
 from omni_prefix_fast import (
     ModelCachePolicy,
 )
+from omni_prefix_fast.machine import CHUNKS_AT_ONCE
 from omni_prefix_fast.types import Occupancy
 from tests.omni_prefix_fast.harness import (
     Engine,
@@ -90,3 +91,19 @@ def test_sealed_write_skips_slots_of_a_newer_tenant() -> None:
     assert engine.cache.statistics().rows_lost == 2
     assert engine.mm(engine.step(new=[("D", [1, 3], 4, 1)]), "d", "D") == [80, 81, 82, 83]
     assert engine.mm(engine.step(new=[("E", [0, 3], 4, 1)]), "d", "E") == [0, 1, 2, 3]
+
+
+@pytest.mark.eager_only("the lock is the same in each mode")
+def test_a_long_request_ends_under_many_short_holds_of_the_lock() -> None:
+    """The chunks of hundreds of steps are let go of some at a time, with the state lock free in between."""
+    steps = 2 * CHUNKS_AT_ONCE + 1
+    blocks = list(range(-(-steps // 4)))
+    engine = Engine(policy=DEFER, num_blocks=len(blocks))
+    engine.cache.discard_step(engine.step(new=[("A", blocks, 0, 1)], mm={"d": per_token(1)}))
+    for _ in range(steps - 1):
+        engine.cache.discard_step(engine.step(cached=[("A", 1)], mm={"d": per_token(1)}))
+    assert len(engine.cache.inspect().chunks) == steps
+    before = engine.cache.lock_times().acquisitions
+    engine.start(finished=["A"])
+    assert engine.cache.lock_times().acquisitions - before > steps // CHUNKS_AT_ONCE
+    assert (engine.cache.inspect().chunks, engine.cache.inspect().charged) == ((), 0)

@@ -143,6 +143,22 @@ def test_sealed_writes_of_a_chunk_are_known_until_they_are_written() -> None:
     assert it.log.oldest() is first
 
 
+def test_a_long_write_lets_go_piece_by_piece() -> None:
+    """At most so many chunks a call, oldest first; it counts as sealed until the last one."""
+    it = Log()
+    chunks = [it.append({"A": 1, "B": 1} if i % 2 else {"A": 1}) for i in range(5)]
+    sealed = it.log.seal("A")
+    assert sealed is not None
+    assert not it.log.written(sealed, 2)
+    assert [c.chunk_id for c in it.log.chunks_of(sealed)] == [2, 3, 4]
+    assert it.log.sealed_of(chunks[1]) == []
+    assert it.log.sealed_of(chunks[2]) == [sealed]
+    assert not it.log.written(sealed, 2)
+    assert it.log.written(sealed, 2)
+    assert not it.log.sealed
+    assert list(it.log.chunks) == [1, 3]  # B's rows are still to come
+
+
 def test_clear_gives_every_byte_back() -> None:
     """At shutdown nothing stays charged; a late release changes nothing."""
     it = Log()
