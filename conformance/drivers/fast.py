@@ -6,7 +6,9 @@ cache that runs alone. Every tensor given to the cache is overwritten as soon as
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -15,9 +17,12 @@ import torch
 
 from conformance.drivers import leftovers
 from conformance.drivers.standing import StandingRuntime
-from conformance.schedules.driver import Outcome, Snapshot
+from conformance.faults.inject import Injected, Injector
+from conformance.schedules.driver import INJECTED, Outcome, Snapshot
 from conformance.schedules.oracle import HIDDEN_KEY
 from conformance.schedules.trace import (
+    CONTRACT,
+    TIMEOUT,
     Admission,
     Discard,
     Due,
@@ -36,7 +41,9 @@ from conformance.schedules.trace import (
 from omni_prefix_fast import (
     ModelCachePolicy,
     OmniPrefixCacheManager,
+    OmniPrefixCacheStagingTimeoutError,
     OmniPrefixCacheUnmatchError,
+    OmniPrefixCacheWriteError,
     PrefixCacheConfig,
     StageCacheOutputs,
 )
@@ -65,6 +72,7 @@ class FastDriver:
         runtime: None: the cache is eager, and alone. Else where the threads of an asynchronous one come from.
         device: what moves rows. None: the host.
         allocate: makes the tensors that are handed over.
+        faults: what makes the environment fail. None: the driver's own, which knows real threads by name.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class FastDriver:
         runtime: Runtime | None = None,
         device: LimitedDevice | None = None,
         allocate: OutputAllocator | None = None,
+        faults: Injector | None = None,
     ) -> None:
         self._observe = observe
         self._alone = runtime is None
@@ -85,7 +94,6 @@ class FastDriver:
         self._batches: dict[int, Sequence[Part]] = {}
         self._wide: set[str] = set()
         """Keys of which rows of full width were saved."""
-        self._fail: str | None = None
         self.failed = False
         config = PrefixCacheConfig(
             num_blocks=header.num_blocks,
@@ -95,15 +103,20 @@ class FastDriver:
             staging_capacity_tokens=header.page_rows,
         )
         self._device = device or FullDevice()
+        if runtime is None:
+            runtime = standing = StandingRuntime()
+            faults = Injector(jump=standing.jump)
+        self._faults = faults or Injector(thread=lambda: threading.current_thread().name)
         self.cache = OmniPrefixCacheManager(
             config,
             self,
-            eager=runtime is None,
-            runtime=runtime or StandingRuntime(),
-            device=self._device,
-            output_allocator=allocate,
+            eager=self._alone,
+            runtime=runtime,
+            device=self._faults.device(self._device),
+            output_allocator=None if allocate is None else self._faults.allocator(allocate),
             trace=self._on_action,
         )
+        self._faults.limit_growth(self.cache)
         mm = [key for key in header.keys if key.name != HIDDEN_KEY]
         self.cache.register_policy(
             ModelCachePolicy(
@@ -117,23 +130,42 @@ class FastDriver:
 
     # ------------------------------------------------------------------------- the driver
 
-    def apply(self, event: Event) -> Outcome:
-        """Apply one event."""
+    def apply(self, event: Event, *, again: bool = False) -> Outcome:
+        """Apply one event. `again`: it failed for a reason of the environment's, and is made once more."""
         try:
-            outputs = self._call(event)
+            return self._outcome(event, self._call(event))
+        except Injected:
+            return self._again(event)
         except (OmniPrefixCacheUnmatchError, MemoryError) as error:
-            self.failed = self.failed or type(error).__name__ == "OmniPrefixCacheWriteError"
+            late = isinstance(error, OmniPrefixCacheStagingTimeoutError) and getattr(event, "error", None) != TIMEOUT
+            if late and not again and self._faults.went_off == "clock":
+                return self._again(event)
+            self.failed = self.failed or isinstance(error, OmniPrefixCacheWriteError)
             return Outcome(error=type(error).__name__, detail=str(error))
+
+    @property
+    def went_off(self) -> str | None:
+        """The failure of the environment that occurred, if one did."""
+        return self._faults.went_off
+
+    def _outcome(self, event: Event, outputs: StageCacheOutputs | None) -> Outcome:
         if outputs is None:
             return Outcome()
         assert isinstance(event, Materialize)
-        batch = self._batches[event.label]
-        if (what := leftovers.wrong(outputs.mm_outputs, event.label, batch, event.reqs)) is not None:
+        what = leftovers.wrong(outputs.mm_outputs, event.label, self._batches[event.label], event.reqs)
+        if what is not None:
             return Outcome(error="torn rows", detail=what)
         try:
             return Outcome(due=self.due_of(outputs, event.due))
         except TornError as torn:
             return Outcome(error="torn rows", detail=str(torn))
+
+    def _again(self, event: Event) -> Outcome:
+        """The failure that the trace asked for came out of a call: it is made again, or has consumed its step."""
+        outcome = self.apply(event, again=True)
+        if isinstance(event, (Materialize, Discard)) and outcome.error == CONTRACT != event.error:
+            return Outcome(error=INJECTED)
+        return outcome
 
     def due_of(self, outputs: StageCacheOutputs, expected: Due | None = None) -> Due:
         """What was handed over, as a trace tells it. `expected`, if it is just that. Raises `TornError`."""
@@ -189,13 +221,18 @@ class FastDriver:
             case Discard():
                 self.cache.discard_step(self._steps.get(event.label, NEVER_ISSUED))
             case Fail():
-                self._fail = event.stage
+                self._faults.arm(event)
             case Rest():
-                if not self.failed:
-                    self.check_at_rest()
+                self._rest()
             case Shutdown():
                 self._shut_down()
         return None
+
+    def _rest(self) -> None:
+        if self.failed:
+            with suppress(OmniPrefixCacheWriteError):
+                self.cache.drain()  # any call lets go of everything
+        self.check_at_rest()
 
     def _shut_down(self) -> None:
         self.cache.shutdown()
@@ -272,12 +309,10 @@ class FastDriver:
         return Due(rows=rows, spans=dict(outputs.spans))
 
     def _on_action(self, action: str, acted_on: Mapping[str, object]) -> None:
-        """The trace sink, which is where a copy or a pool write can be made to fail."""
+        """The trace sink, which is one of the places where the environment may be made to fail."""
         if self._observe is not None:
             self._observe(action, acted_on)
-        if self._fail is not None and action == {"copy": "finish_copy", "write": "write_pool"}[self._fail]:
-            stage, self._fail = self._fail, None
-            raise OSError(f"the {stage} was made to fail")
+        self._faults.action(action)
 
     def check_at_rest(self) -> None:
         """Raise `AssertionError` if anything is left behind."""

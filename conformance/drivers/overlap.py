@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.schedules.driver import Outcome
+from conformance.schedules.driver import INJECTED, Outcome
 from conformance.schedules.replay import Judge
-from conformance.schedules.trace import CLOSED, WRITE, Event, Fail, Shutdown
+from conformance.schedules.trace import CLOSED, WRITE, Discard, Event, Fail, Materialize, Shutdown
 
 
 class OverlappingJudge:
@@ -38,7 +38,9 @@ class OverlappingJudge:
         elif self.may_fail and outcome.error == WRITE:
             self._told = self._closes_at is None
             return None
-        elif outcome.error == CLOSED and self._closes_at is not None and index < self._closes_at:
+        consumed = outcome.error == INJECTED and self.may_fail and isinstance(event, (Materialize, Discard))
+        posted_before = outcome.error == CLOSED and self._closes_at is not None and index < self._closes_at
+        if consumed or posted_before:
             return None
         if told_before and self._told and not _answers_always(event):
             return f"expected {WRITE}, which another call had told of before, found {outcome.error or 'no error'}"

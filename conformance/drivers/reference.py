@@ -153,7 +153,7 @@ class ReferenceDriver:
             case Discard():
                 cache.discard_step(self._steps.get(event.label, NEVER_ISSUED))
             case Fail():
-                cache.fail_next = event.stage
+                cache.fail_next = event.stage if event.stage in {"copy", "write"} and not event.after else None
             case Rest():
                 self._rest()
             case Shutdown():

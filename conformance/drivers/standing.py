@@ -11,9 +11,16 @@ from omni_prefix_fast import runtime as fast_runtime
 class StandingRuntime:
     """A runtime for one thread: the clock stands still, and a wait that would block ends at once, empty-handed."""
 
+    def __init__(self) -> None:
+        self._now = 0.0
+
     def monotonic(self) -> float:
-        """Always the same moment."""
-        return 0.0
+        """Always the same moment, but for jumps."""
+        return self._now
+
+    def jump(self, seconds: float) -> None:
+        """The clock moves on."""
+        self._now += seconds
 
     def lock(self, name: str) -> fast_runtime.Lock:
         """A lock; in one thread it is never contended."""

@@ -63,6 +63,8 @@ class Run:
     """Points at which threads might have changed."""
     moments: tuple[Moment, ...] = ()
     """Everything, in order; only if it was asked for."""
+    went_off: str | None = None
+    """The stage of the trace's `Fail` events that did fail, the last one; None if none did, or nobody looked."""
 
 
 class Subject(Protocol):

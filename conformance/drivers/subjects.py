@@ -10,9 +10,9 @@ from conformance.drivers.agree import tables_differ
 from conformance.drivers.kept import KeepingDriver, WarmMemory
 from conformance.drivers.reference import ReferenceDriver
 from conformance.drivers.subject import Failure, Moment, Run
-from conformance.schedules.driver import Outcome
+from conformance.schedules.driver import INJECTED, Outcome
 from conformance.schedules.replay import Judge
-from conformance.schedules.trace import WRITE, Event, Interleaving, Shutdown, Trace
+from conformance.schedules.trace import WRITE, Discard, Event, Interleaving, Materialize, Shutdown, Trace
 from omni_prefix_ref import Machine
 from omni_prefix_ref.errors import NotEnabled, RuleBroken
 
@@ -107,6 +107,8 @@ class EagerFast:
         def compare(event: Event, outcome: Outcome) -> str | None:
             nonlocal over, index
             index += 1
+            if outcome.error == INJECTED and isinstance(event, Materialize):
+                event = Discard(label=event.label)  # the failure that the trace asked for consumed the step
             expected = reference.apply(event)
             # After a failed write or a shutdown the contract says what calls answer, not what tables hold.
             over = over or WRITE in (expected.error, outcome.error) or isinstance(event, Shutdown)
@@ -115,4 +117,4 @@ class EagerFast:
         reference = ReferenceDriver(trace.header, checked=False)
         driver = KeepingDriver(trace.header, observe=observe, allocate=WarmMemory())
         ran = run_events(trace, driver, check=compare)
-        return Run(ran.failure, ran.events, actions, moments=tuple(moments))
+        return Run(ran.failure, ran.events, actions, moments=tuple(moments), went_off=driver.went_off)

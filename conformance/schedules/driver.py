@@ -8,6 +8,9 @@ from typing import Protocol
 
 from conformance.schedules.trace import Due, Event
 
+INJECTED = "injected"
+"""Stands for an error's name where the failure that the trace asked for came out of the call, and consumed its step."""
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.schedules.driver import Driver, Outcome
-from conformance.schedules.trace import WRITE, Event, Fail, Materialize, Rest, Shutdown, Trace, Unsaved
+from conformance.schedules.driver import INJECTED, Driver, Outcome
+from conformance.schedules.trace import WRITE, Discard, Event, Fail, Materialize, Rest, Shutdown, Trace, Unsaved
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Judge:
         if isinstance(event, (Fail, Rest, Shutdown, Unsaved)):
             expected, due = None, None
             self._failed = self._failed and not isinstance(event, Shutdown)
+        elif outcome.error == INJECTED and self._may_fail and not self._failed:
+            # The failure came out of a call that had consumed its step by then.
+            expected, due = (INJECTED if isinstance(event, (Materialize, Discard)) else None), None
         else:
             due = event.due if isinstance(event, Materialize) else None
             expected = event.error

@@ -146,14 +146,40 @@ class Discard(_Record):
     error: str | None = None
 
 
-class Fail(_Record):
-    """The next copy, or the next pool write, fails.
+Stage: TypeAlias = Literal[
+    "copy",
+    "write",
+    "wait",
+    "gather_to_host",
+    "launch",
+    "clone",
+    "rows_to_host",
+    "outputs",
+    "keys",
+    "interrupt",
+    "clock",
+]
+"""What can fail.
 
-    From here on each call is right, or raises the write's error; once one has raised it, all do.
+Of a write, on the committer: `copy` and `write` (rows have been copied, or written), `wait` (for copies of a step) and
+`gather_to_host` (of deferred rows). In a call of the engine or of a builder: `launch`, `clone` and `rows_to_host` of
+the device, host memory for `outputs`, host memory for `keys` seen first. `interrupt` is a KeyboardInterrupt at an
+action of the machine; `clock` is no failure, but a clock that jumps an hour at one.
+"""
+
+
+class Fail(_Record):
+    """The next thing of a stage fails, or the one behind `after` others.
+
+    From here on each call is right, or raises the write's error; once one has raised it, all do. Where the stage is not
+    one of a write, a call may raise the failure itself, once: a start or a save is then made again and is right, or
+    raises the write's error; a materialize or discard has consumed its step. A driver that cannot have the failure
+    passes the event over.
     """
 
     event: Literal["fail"] = "fail"
-    stage: Literal["copy", "write"]
+    stage: Stage
+    after: int = 0
 
 
 class Rest(_Record):
