@@ -5,6 +5,9 @@
 (* An event names what it knows of an action; a field that it leaves out may *)
 (* be anything. A trace is accepted if all its events can be taken. TLC      *)
 (* prints each that it takes, so the last one printed tells how far it came. *)
+(*                                                                           *)
+(* Between steps a trace may hold an event Inspect with the recorder's own   *)
+(* tables: nothing happens, and they have to be those of this machine.       *)
 EXTENDS Rules
 
 CONSTANT Traces
@@ -25,10 +28,18 @@ TraceInit ==
     /\ trace = Traces[which]
     /\ taken = 0
 
+Tables == [
+    version |-> version, owner |-> owner, pins |-> pins, occupancy |-> occupancy, emitted |-> emitted,
+    open_write |-> [r \in {q \in Requests : open_write[q] # 0} |-> <<open_write[r], write_n[r]>>],
+    tasks |-> [t \in DOMAIN tasks |-> tasks[t].state],
+    steps |-> DOMAIN steps,
+    reads |-> [id \in {x \in DOMAIN reads : x[1] \in DOMAIN steps} |-> reads[id].state]]
+
+Inspect == Quiet /\ Recorded.tables = Tables /\ UNCHANGED vars
+
 TraceNext ==
     /\ Left
-    /\ Next
-    /\ Says(Recorded)
+    /\ IF Recorded.action = "Inspect" THEN Inspect ELSE Next /\ Says(Recorded)
     /\ taken' = taken + 1
     /\ UNCHANGED <<which, trace>>
     /\ PrintT(<<"taken", which, taken'>>)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from conformance.schedules.trace import Admission, Part, Start
 from conformance.tla.accept import Setting
+from conformance.tla.values import Function
 
 Event = Mapping[str, Any]
 
@@ -56,6 +57,10 @@ class Cache(Protocol):
 
     def discard(self, step: int) -> None:
         """Discard it, any thread."""
+        ...
+
+    def tables(self) -> Mapping[str, Any]:
+        """Its tables under the names and in the values of ``TraceRows!Tables``, with nothing on its way."""
         ...
 
 
@@ -109,13 +114,17 @@ def _at_once(call: Callable[[], None]) -> None:
 
 @dataclass
 class Environment:
-    """The scheduler and the consumer. `consumer` runs each handover: at once, or on a thread of its own."""
+    """The scheduler and the consumer. `consumer` runs each handover: at once, or on a thread of its own.
+
+    Every so many rounds the cache is asked for its tables, which are told as an event.
+    """
 
     cache: Cache
     tale: Tale
     setting: Setting
     random: Random
     consumer: Callable[[Callable[[], None]], None] = _at_once
+    inspects: int = 1
     hashes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     requests: dict[str, _Request] = field(default_factory=dict)
     unconsumed: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -128,11 +137,18 @@ class Environment:
             raise ValueError("only blocks of one token, and steps that emit a key whole")
         for req in self.setting.requests:
             self.requests[req] = _Request(self.setting.prompt_len[req])
-        for _ in range(rounds):
+        for number in range(rounds):
+            if number % self.inspects == self.inspects - 1:
+                self._inspect()
             self._consume(0.4)
             self._between()
             self._step()
         self._consume(1.0)
+        self._inspect()
+
+    def _inspect(self) -> None:
+        tables = {name: Function(t) if isinstance(t, Mapping) else t for name, t in self.cache.tables().items()}
+        self.tale.tell("engine", "Inspect", tables=Function(tables))
 
     # -- between steps
 

@@ -7,7 +7,7 @@ behaviour of ``PrefixCache``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -89,36 +89,44 @@ def _kinds(read: HitRead) -> dict[tuple[str, int], str]:
     }
 
 
+def _state(read: HitRead) -> str:
+    if read.failed:
+        return "failed"
+    if read.rows is not None:
+        return "fetched"
+    return "planned" if read.plan is not None else "unplanned"
+
+
 class Recorder:
     """An observer. Steps, tasks and reads get the numbers that the specification gives them."""
 
     def __init__(self, setting: Setting, tale: Tale) -> None:
         self.tale = tale
         self._setting = setting
-        self._steps: dict[int, int] = {}
-        self._tasks: dict[int, int] = {}
-        self._reads: dict[int, tuple[int, str]] = {}
+        self.steps: dict[int, int] = {}
+        self.tasks: dict[int, int] = {}
+        self.reads: dict[int, tuple[int, str]] = {}
 
     def __call__(self, action: str, args: tuple[Any, ...], before: Machine, after: Machine) -> None:
         """An action of the reference model."""
         for task in sorted(after.tasks.keys() - before.tasks.keys()):
-            self._tasks[task] = len(self._tasks) + 1
+            self.tasks[task] = len(self.tasks) + 1
         for read in sorted(after.reads.keys() - before.reads.keys()):
-            self._reads[read] = (len(self._steps) + 1, after.reads[read].req)
+            self.reads[read] = (len(self.steps) + 1, after.reads[read].req)
         if action == "claim_page":
-            self._steps[args[0]] = len(self._steps) + 1
+            self.steps[args[0]] = len(self.steps) + 1
         if (action in _IDLE and after == before) or (action == "reserve_budget" and not self._setting.pressure):
             return
         if action in _ENGINE:
             self.tale.tell("engine", _ENGINE[action], **self._engine_fields(action, args, before, after))
         elif action in _COMMITTER:
             task = before.queue[0] if action == "claim_copy" else args[0]
-            self.tale.tell("committer", _COMMITTER[action], task=self._tasks[task])
+            self.tale.tell("committer", _COMMITTER[action], task=self.tasks[task])
         elif action == "fetch_read":
-            self.tale.tell("builder", "FetchRead", read=self._reads[args[0]])
+            self.tale.tell("builder", "FetchRead", read=self.reads[args[0]])
         elif action in ("release_step", "discard_step"):
             how = "materialize" if action == "release_step" else "discard"
-            self.tale.tell("builder", "TakeStep", step=self._steps[args[0]], how=how)
+            self.tale.tell("builder", "TakeStep", step=self.steps[args[0]], how=how)
         elif action not in _SILENT or action == "abandon_reads":
             raise RecordError(f"{action}{args} has no event")
 
@@ -130,9 +138,9 @@ class Recorder:
             case "start_request":
                 fields = {"req": args[0], "computed": args[1], "blocks": tuple(args[2])}
             case "plan_read":
-                fields = {"read": self._reads[args[0]], "kinds": Function(_kinds(after.reads[args[0]]))}
+                fields = {"read": self.reads[args[0]], "kinds": Function(_kinds(after.reads[args[0]]))}
             case "seal_write":
-                fields = {"task": self._tasks[before.open_write[args[0]]]}
+                fields = {"task": self.tasks[before.open_write[args[0]]]}
             case "preserve_reads":
                 fields = {"slots": frozenset(args[0])}
             case "claim_slots":
@@ -141,9 +149,9 @@ class Recorder:
                 emits = {key: slots if key in args[2] else frozenset() for key in self._setting.keys}
                 fields = {"slots": slots, "versions": Function(versions), "emits": Function(emits)}
             case "claim_page" | "register_write" | "open_step":
-                fields = {"step": self._steps[args[0]]}
+                fields = {"step": self.steps[args[0]]}
             case _:  # the actions that are not told the step run for the one being made
-                fields = {"step": len(self._steps)}
+                fields = {"step": len(self.steps)}
         return fields
 
 
@@ -153,8 +161,9 @@ class Recorder:
 class ReferenceCache:
     """A driver of the reference model, as an environment calls it."""
 
-    def __init__(self, driver: EagerDriver) -> None:
+    def __init__(self, driver: EagerDriver, recorder: Recorder) -> None:
         self._driver = driver
+        self._recorder = recorder
 
     def start(self, event: Start) -> None:
         """See `Cache`."""
@@ -178,6 +187,26 @@ class ReferenceCache:
         """See `Cache`."""
         self._driver.discard_step(step)
 
+    def tables(self) -> Mapping[str, Any]:
+        """See `Cache`. Between two actions all is at rest."""
+        machine, step, task = self._driver.machine, self._recorder.steps, self._recorder.tasks
+        opened = ((read, hit) for context in machine.steps.values() for read in context.reads.values()
+                  for hit in [machine.reads[read]])  # fmt: skip
+        return {
+            "version": dict(enumerate(machine.version)),
+            "owner": {slot: 0 if owner is None else step[owner] for slot, owner in enumerate(machine.owner)},
+            "pins": dict(enumerate(machine.pins)),
+            "occupancy": {
+                key: Function({slot: found.value for slot, found in enumerate(column)})
+                for key, column in machine.occupancy.items()
+            },
+            "emitted": dict(machine.emitted),
+            "open_write": {req: (task[write], machine.write_n[req]) for req, write in machine.open_write.items()},
+            "tasks": {task[number]: write.state.name for number, write in machine.tasks.items()},
+            "steps": frozenset(step[number] for number in machine.steps),
+            "reads": {self._recorder.reads[read]: _state(hit) for read, hit in opened},
+        }
+
 
 def record(
     seed: int,
@@ -192,13 +221,13 @@ def record(
     `budget`: deferred rows that fit on the device; with `setting.pressure` it has to be one that a step fits in.
     """
     tale = Tale()
-    observers = [Recorder(setting, tale)]
+    recorder = Recorder(setting, tale)
     settings = reference_settings(setting, budget)
     driver = (
-        LaggingDriver(settings, lag=Random(seed), machine=machine, observers=observers)
+        LaggingDriver(settings, lag=Random(seed), machine=machine, observers=[recorder])
         if seed % 2
-        else EagerDriver(settings, machine=machine, observers=observers)
+        else EagerDriver(settings, machine=machine, observers=[recorder])
     )
-    environment = Environment(ReferenceCache(driver), tale, setting, Random(seed))
+    environment = Environment(ReferenceCache(driver, recorder), tale, setting, Random(seed))
     environment.run(rounds)
     return environment.ended()

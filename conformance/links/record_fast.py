@@ -23,15 +23,20 @@ from conformance.links.sink import Sink
 from conformance.links.translate import row_number
 from conformance.schedules.trace import KeySetting, Part, Start
 from conformance.tla.accept import Setting
-from omni_prefix_fast import ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig
+from conformance.tla.values import Function
+from omni_prefix_fast import HIDDEN_KEY, ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig
 from omni_prefix_fast.device import HostDevice
 from omni_prefix_fast.errors import OmniPrefixCacheRowError
 from omni_prefix_fast.runtime import Thread
+from omni_prefix_fast.types import Occupancy
 
 ROW_BYTES = 8
 AMPLE = 1 << 20
 PACE = 0.03
 """Share of the points at which anybody may go on."""
+INSPECTS = 4
+"""Rounds from one look at the tables to the next: threads come to rest for it."""
+_READ = {"planned": "planned", "fetched": "fetched", "dropped": "failed"}
 PATIENCE_S = 60.0
 """Of the virtual clock."""
 
@@ -42,7 +47,10 @@ PATIENCE_S = 60.0
 class FastCache:
     """The production cache, as an environment calls it; also the view of the batch that the cache asks."""
 
-    def __init__(self, setting: Setting, sink: Sink, budget: int, **kwargs: Any) -> None:
+    def __init__(
+        self, setting: Setting, sink: Sink, budget: int, quieten: Callable[[], None] = lambda: None, **kwargs: Any
+    ) -> None:
+        self._quieten = quieten
         mm = setting.keys - setting.hidden
         self._sink = sink
         self._keys = {key: KeySetting(name=key, width=1, item_bytes=ROW_BYTES) for key in setting.keys}
@@ -94,6 +102,28 @@ class FastCache:
         self._sink.how[step] = "discard"
         self.manager.discard_step(step)
 
+    def tables(self) -> Mapping[str, Any]:
+        """See `Cache`."""
+        self._quieten()
+        self.manager.drain()
+        seen, step, task = self.manager.inspect(), self._sink.steps, self._sink.tasks
+        nothing = (Occupancy.ABSENT,) * len(seen.version)
+        occupancy = {key: seen.occupancy.get(HIDDEN_KEY if key == "hidden" else key, nothing) for key in self._keys}
+        return {
+            "version": dict(enumerate(seen.version)),
+            "owner": {slot: 0 if owner < 0 else step[owner] for slot, owner in enumerate(seen.owner)},
+            "pins": dict(enumerate(seen.pins)),
+            "occupancy": {
+                key: Function({slot: found.name.lower() for slot, found in enumerate(column)})
+                for key, column in occupancy.items()
+            },
+            "emitted": dict(seen.emitted),
+            "open_write": {req: (task[number], write_n) for req, (number, write_n) in seen.open_writes.items()},
+            "tasks": {task[number]: state.name for number, state in seen.tasks.items()},
+            "steps": frozenset(step[number] for number in seen.unconsumed),
+            "reads": {(step[number], req): _READ[state] for (number, req), state in seen.reads.items()},
+        }
+
     def batch_req_ids(self) -> list[str]:
         """See `BatchView`."""
         return [part.req for part in self._batch]
@@ -128,7 +158,13 @@ def record_threads(
     tale = Tale()
     runtime = SerialRuntime(strategy or Uniform(seed, PACE))
     sink = Sink(tale, setting, thread=lambda: runtime.thread, point=runtime.point)
-    cache = FastCache(setting, sink, budget, eager=False, runtime=runtime, device=SimulatedDevice(seed))
+    builders: list[Thread] = []
+
+    def join() -> None:
+        for builder in builders:
+            builder.join(PATIENCE_S)
+
+    cache = FastCache(setting, sink, budget, join, eager=False, runtime=runtime, device=SimulatedDevice(seed))
 
     def told(call: Callable[[], None]) -> None:
         """What other threads do once one has failed is no part of the trace."""
@@ -138,18 +174,13 @@ def record_threads(
             tale.break_off(f"{type(error).__name__}: {error}")
             raise
 
-    builders: list[Thread] = []
-
     def on_a_thread(call: Callable[[], None]) -> None:
         builders.append(runtime.spawn("builder", lambda: told(call)))
 
-    environment = Environment(cache, tale, setting, Random(seed), on_a_thread)
+    environment = Environment(cache, tale, setting, Random(seed), on_a_thread, inspects=INSPECTS)
 
     def program() -> None:
         environment.run(rounds)
-        for builder in builders:
-            builder.join(PATIENCE_S)
-        cache.manager.drain()
         cache.manager.shutdown()
 
     try:

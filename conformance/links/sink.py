@@ -42,8 +42,8 @@ class Sink:
     how: dict[int, str] = field(default_factory=dict)
     """By step, the call that consumes it: materialize or discard."""
     seen: Counter[str] = field(default_factory=Counter)
-    _steps: dict[int, int] = field(default_factory=dict)
-    _tasks: dict[int, int] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+    tasks: dict[int, int] = field(default_factory=dict)
     _unplanned: set[int] = field(default_factory=set)
 
     def __call__(self, action: str, told: Told) -> None:
@@ -60,10 +60,10 @@ class Sink:
 
     def _step(self, told: Told) -> int:
         """A step has no number of its own before it claims its page: until then it is the next one."""
-        return self._steps.get(told["step"], len(self._steps) + 1)
+        return self.steps.get(told["step"], len(self.steps) + 1)
 
     def _task(self, told: Told) -> int:
-        return self._tasks.setdefault(told["task"], len(self._tasks) + 1)
+        return self.tasks.setdefault(told["task"], len(self.tasks) + 1)
 
     def _engine(self, action: str, **fields: Any) -> None:
         self.tale.tell("engine", action, **fields)
@@ -84,7 +84,7 @@ class Sink:
         self._engine("PlanRead", read=(self._step(told), told["req_id"]), kinds=Function(kinds))
 
     def _claim_page(self, told: Told) -> None:
-        self._steps[told["step"]] = self._step(told)
+        self.steps[told["step"]] = self._step(told)
         self._engine("ClaimPage", step=self._step(told))
 
     def _seal_write(self, told: Told) -> None:
@@ -92,7 +92,7 @@ class Sink:
 
     def _reserve_budget(self, _: Told) -> None:
         if self.setting.pressure:
-            self._engine("ReserveBudget", step=len(self._steps))
+            self._engine("ReserveBudget", step=len(self.steps))
 
     def _unplan_read(self, told: Told) -> None:
         """Told once a read; in the specification all reads of a step go together."""

@@ -84,12 +84,26 @@ def reference_rules(source: str | None = None) -> frozenset[str]:
     return frozenset(method.name for method in _methods(text, "Rules")) | frozenset(_named_rules(text))
 
 
+_TELLER = "_tell_taken"
+"""A method that traces the event that its second argument names."""
+
+
 def _traced(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    tellers = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == _TELLER)
+    told = {inner for teller in tellers for inner in ast.walk(teller)}
+    for node in ast.walk(tree):
         match node:
+            case _ if node in told:
+                pass
             case ast.Call(func=ast.Attribute(attr="trace"), args=[ast.Constant(str() as event), *_]):
                 yield event
-            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="_counters" | "counters"), attr="trace")):
+            case ast.Call(func=ast.Attribute(attr=attr), args=[_, ast.Constant(str() as event), *_]) if attr == _TELLER:
+                yield event
+            case (
+                ast.Call(func=ast.Attribute(value=ast.Attribute(attr="_counters" | "counters"), attr="trace"))
+                | ast.Call(func=ast.Attribute(attr="_tell_taken"))
+            ):
                 raise UnreadableSourceError(f"line {node.lineno}: an event whose name is no literal")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conformance.links.environment import Event
+from conformance.tla.values import Function
 
 Events = tuple[Event, ...]
 Altered = tuple[Events, range]
@@ -33,6 +34,15 @@ def early(events: Events, at: int) -> Altered:
     line = _line(events[at])
     to = next(i for i in reversed(range(at)) if _line(events[i]) == line)
     return (*events[:to], events[at], *events[to:at], *events[at + 1 :]), range(to, to + 1)
+
+
+def misread(name: str, value: Any) -> Callable[[Events, int], Altered]:
+    """With another table in an `Inspect`: the specification's is not this."""
+
+    def change_it(events: Events, at: int) -> Altered:
+        return altered(tables=Function({**events[at]["tables"], name: value}))(events, at)
+
+    return change_it
 
 
 def altered(**change: Any) -> Callable[[Events, int], Altered]:

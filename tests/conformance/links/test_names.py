@@ -105,8 +105,11 @@ def test_disjuncts_are_read_from_the_module() -> None:
 def test_python_names_are_read_from_the_syntax() -> None:
     """An event whose name is made at run time is refused."""
     assert fast_events(['self._counters.trace("a", x=1)', "trace('b')"]) == {"a"}
-    with pytest.raises(UnreadableSourceError):
-        fast_events(["self._counters.trace(name)"])
+    assert fast_events(['self._tell_taken(undo, "c", x=1)']) == {"c"}
+    assert fast_events(["def _tell_taken(self, undo, name):\n    self._counters.trace(name)"]) == set()
+    for unreadable in ("self._counters.trace(name)", "self._tell_taken(undo, name)"):
+        with pytest.raises(UnreadableSourceError):
+            fast_events([unreadable])
 
 
 def test_spec_places_name_their_module() -> None:

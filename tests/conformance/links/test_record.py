@@ -10,11 +10,17 @@ import pytest
 
 from conformance.links.environment import SETTING, Recorded
 from conformance.links.record import record
-from conformance.mutants.faults import ClaimOnlyEmitted, FinishLeavesBookkeeping, PlanSameStepOnce, SkipChainStep
+from conformance.mutants.faults import (
+    ClaimOnlyEmitted,
+    DropAbortedWrite,
+    FinishLeavesBookkeeping,
+    PlanSameStepOnce,
+    SkipChainStep,
+)
 from conformance.tla.accept import Acceptance, accept_all
 from conformance.tla.values import Function
 from omni_prefix_ref import Machine
-from tests.conformance.links.altered import Altered, Events, altered, dropped, early, first
+from tests.conformance.links.altered import Altered, Events, altered, dropped, early, first, misread
 
 pytestmark = [pytest.mark.tlc, pytest.mark.timeout(120)]
 
@@ -68,6 +74,7 @@ def test_an_altered_trace_is_rejected_where_it_was_altered() -> None:
         ("PlanRead", altered(kinds=Function({("hidden", 0): "hole"}))),
         ("ClaimSlots", altered(slots=frozenset({0}))),
         ("ClaimSlots", altered(versions=Function({0: 7}))),
+        ("Inspect", misread("emitted", Function({"a": 1}))),
     ]
     traces = [change(events, first(events, action)) for action, change in changes]
     found = accept_all(SETTING, [told for told, _ in traces])
@@ -80,10 +87,12 @@ def test_an_altered_trace_is_rejected_where_it_was_altered() -> None:
 FAULTS: dict[type[Machine], tuple[int, str]] = {
     PlanSameStepOnce: (2, "PreserveReads"),
     SkipChainStep: (2, "WritePool"),
-    FinishLeavesBookkeeping: (2, "ClaimPage"),
-    ClaimOnlyEmitted: (4, "PlanRead"),
+    FinishLeavesBookkeeping: (2, "Inspect"),
+    ClaimOnlyEmitted: (4, "Inspect"),
+    DropAbortedWrite: (2, "Inspect"),
 }
-"""A faulty model, a seed, and the first event of that trace which the specification does not take."""
+"""A faulty model, a seed, and the first event of that trace that the specification does not take: of faults that change
+only what an action does, the next look at the tables."""
 
 
 def test_what_a_faulty_model_does_is_rejected() -> None:
