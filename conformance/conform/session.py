@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,15 +53,20 @@ class Session:
     ) -> None:
         """Run until the budget is spent, `ENOUGH` failed, or Ctrl-C. `tell` is called after each part.
 
-        The checkpoint at `path` is written every few seconds, and at the end, however it ends.
+        The checkpoint at `path` is written every few seconds, and at the end, however it ends. Main thread.
         """
+        # Ctrl-C is taken note of, and looked at between two parts: never in the middle of adding one up.
+        before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self._run(budget, workers, path, tell)
-        except KeyboardInterrupt:
-            self.interrupted = True
         finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
             if path is not None:
                 checkpoint.save(path, self.plan, self.done)
+
+    def _interrupt(self, *_: object) -> None:
+        self.interrupted = True
 
     def _run(self, budget: Budget, workers: int, path: Path | None, tell: Callable[[Part], None] | None) -> None:
         begin = saved = time.monotonic()
@@ -76,5 +82,9 @@ class Session:
                     if path is not None and now - saved > SAVE_S:
                         checkpoint.save(path, self.plan, self.done)
                         saved = now
-                if len(self.done.found) >= ENOUGH or (budget.seconds is not None and now - begin > budget.seconds):
+                if (
+                    self.interrupted
+                    or len(self.done.found) >= ENOUGH
+                    or (budget.seconds is not None and now - begin > budget.seconds)
+                ):
                     return

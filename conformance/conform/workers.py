@@ -37,8 +37,6 @@ class WorkerError(RuntimeError):
 
 def work(plan: Plan, pipe: Connection, at: Any) -> None:
     """A worker process's life: parts of traces come in, what came of them goes out, None is the end."""
-    # Ctrl-C goes to the whole group: the session's process alone decides what then.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Steps that are never saved are part of the traces.
     logging.getLogger("omni_prefix_fast").setLevel(logging.CRITICAL)
     subjects = plan.subjects()
@@ -72,7 +70,11 @@ class _Worker:
         self.at = _CONTEXT.Array("q", [IDLE, 0], lock=False)
         self.pipe, other = _CONTEXT.Pipe()
         self.process: BaseProcess = _CONTEXT.Process(target=work, args=(plan, other, self.at), daemon=True)
+        # Ctrl-C goes to the whole group; the session's process alone decides what then. Ignored signals are inherited,
+        # so it is ignored from the process's first moment on.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.process.start()
+        signal.signal(signal.SIGINT, handler)
         other.close()
         self.seen = ((IDLE, 0), time.monotonic())
         """Where it was when it had last moved, and when that was."""

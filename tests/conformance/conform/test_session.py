@@ -1,4 +1,5 @@
 import io
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def interrupt_after(traces: int) -> Callable[[Part], None]:
 
     def tell(done: Part) -> None:
         if done.last >= traces:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     return tell
 
