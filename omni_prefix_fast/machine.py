@@ -16,7 +16,11 @@ import torch
 from omni_prefix_fast.committer import OmniPrefixCacheController
 from omni_prefix_fast.config import PrefixCacheConfig
 from omni_prefix_fast.device import Device, Landed, Transfer
-from omni_prefix_fast.errors import OmniPrefixCacheClosedError, OmniPrefixCacheStagingTimeoutError
+from omni_prefix_fast.errors import (
+    OmniPrefixCacheClosedError,
+    OmniPrefixCacheStagingTimeoutError,
+    OmniPrefixCacheUnmatchError,
+)
 from omni_prefix_fast.events import Admitted
 from omni_prefix_fast.intake import Leftover
 from omni_prefix_fast.layout import StepLayout
@@ -368,9 +372,12 @@ class PrefixCacheMachine:
         """Hand a write to the committer, and take in what it finished. If it fails, everything is let go of."""
         try:
             self.controller.submit(task)
-        except BaseException:
+        except OmniPrefixCacheUnmatchError:  # the record is there, or the cache is closed
             self.commit_tasks()
             self.clear()
+            raise
+        except BaseException as error:  # interrupted: recorded before anything is let go of
+            self.fail(str(task), error)
             raise
         self.commit_tasks()
 

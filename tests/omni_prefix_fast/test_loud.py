@@ -70,6 +70,30 @@ def test_a_step_let_go_of_while_its_builder_comes_is_told_as_the_end_it_was(end:
         engine.cache.materialize(step, ending())
 
 
+@pytest.mark.eager_only("the sink looks at the cache while it is interrupted")
+def test_an_interrupted_write_is_recorded_before_steps_are_let_go_of() -> None:
+    """Whoever finds that its step is gone finds the failure, too: they never see the one without the other."""
+    seen: list[int] = []
+
+    def interrupt(action: str, acted_on: Mapping[str, object]) -> None:  # noqa: ARG001
+        if action == "queue_task" and engine.started:
+            raise KeyboardInterrupt
+        if action == "fail_task":
+            seen.append(len(engine.cache.inspect().unconsumed))
+
+    class Started(Engine):
+        started = False
+
+    engine = Started(trace=interrupt)
+    step = engine.step(new=[("A", [0], 0, 4)])
+    engine.started = True
+    with pytest.raises(KeyboardInterrupt):
+        engine.step(new=[("B", [1], 0, 4)])
+    assert seen == [2], "steps were let go of first"
+    with pytest.raises(OmniPrefixCacheWriteError):
+        engine.cache.discard_step(step)
+
+
 @pytest.mark.eager_only("an interrupt comes to the caller's thread; counts its actions")
 def test_an_interrupt_at_any_action_leaves_right_rows_or_a_failed_cache() -> None:
     """A hit is saved and handed over, and Ctrl-C comes at each action in turn: right rows or an error, nothing held."""
