@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.mutants.fast_edit import Edit, Edits, FastMutant, Function, Wrap
-from omni_prefix_fast import intake, manager, merge
+from omni_prefix_fast import device, intake, manager, merge
 from omni_prefix_fast.device import HostDevice
 from omni_prefix_fast.intake import KeySorter
 from omni_prefix_fast.layout import StepLayout
@@ -219,9 +219,9 @@ COPIES = (
     ),
     FastMutant(
         "parts_land_on_the_first",
-        "each part of a deferred write is copied over the first",
+        "each part of a deferred write is the first part over again",
         "rows_are_right",
-        (Edit(HostDevice, "gather_to_host", "at += piece.shape[0]", "pass"),),
+        (Edit(device, "_joined", "indexable(part) for part in parts", "indexable(parts[0]) for part in parts"),),
     ),
     FastMutant(
         "fill_takes_first_rows",
