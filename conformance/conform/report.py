@@ -58,6 +58,8 @@ def _counts(console: Console, title: str, counts: Counter[str]) -> None:
 
 def _actions(console: Console, coverage: Coverage, drivers: Sequence[str]) -> None:
     columns = [coverage.sections[f"actions of {driver}"] for driver in drivers]
+    if not any(columns):
+        return
     table = Table("action", *drivers, title="actions of the machine", title_justify="left", title_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"

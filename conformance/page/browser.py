@@ -20,6 +20,8 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--run-all-compositor-stages-before-draw",
+    "--virtual-time-budget=10000",
 )
 
 
@@ -28,7 +30,7 @@ def find_browser() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name)) is not None), None)
 
 
-def screenshot(page: Path, png: Path, *, moment: int | None = None, size: tuple[int, int] = (1320, 1360)) -> None:
+def screenshot(page: Path, png: Path, *, moment: int | None = None, size: tuple[int, int] = (1320, 1340)) -> None:
     """Draw a page at a moment into a PNG file. Raises `RuntimeError` without a browser, or if it fails."""
     png.unlink(missing_ok=True)
     _run(page, moment, f"--window-size={size[0]},{size[1]}", f"--screenshot={png.resolve()}")
