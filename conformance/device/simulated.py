@@ -37,6 +37,8 @@ from omni_prefix_fast.types import IntArray
 POISON = 0x7B
 """The byte of released and of not yet landed memory. As a number of any type it is large, never 0 or -1."""
 
+LANDS = 0.3
+"""How likely a piece lands whenever time passes."""
 CONDITION = "simulated device"
 """Name of the device's condition at its runtime."""
 
@@ -309,8 +311,10 @@ class SimulatedDevice(HostDevice):
 
     def time_passes(self) -> None:
         """Some pieces may land now, unless directed. Any thread."""
-        if self._pending:
+        if self._pending and not self.directed and self._random.random() < LANDS:
             with self._changed:
+                if self._pending:
+                    self._land(self._random.choice(self._pending))
                 self._drift()
 
     # ------------------------------------------------------------------------------------ inside
@@ -320,17 +324,22 @@ class SimulatedDevice(HostDevice):
             self.on_call(operation)
         with self._changed:
             self._drift()
-            hold = self._holds.pop(operation, None)
-        if hold is not None:
-            hold.stop()
+            hold = self._holds.pop(operation, None) if self._holds else None
+            if hold is None:
+                self._fail_if_told(operation)
+                return
+        hold.stop()
         with self._changed:
-            failures = self._failures.get(operation)
-            if failures:
-                after, error = failures[0]
-                if after == 0:
-                    failures.popleft()
-                    raise error
-                failures[0] = (after - 1, error)
+            self._fail_if_told(operation)
+
+    def _fail_if_told(self, operation: str) -> None:
+        failures = self._failures.get(operation)
+        if failures:
+            after, error = failures[0]
+            if after == 0:
+                failures.popleft()
+                raise error
+            failures[0] = (after - 1, error)
 
     def _until(self, holds: Callable[[], bool], limit_s: float) -> bool:
         """Wait until something holds; False if the limit passed first. Under the condition."""
@@ -346,7 +355,7 @@ class SimulatedDevice(HostDevice):
         """Time passes: some pieces land, whichever."""
         if self.directed:
             return
-        while self._pending and self._random.random() < 0.3:
+        while self._pending and self._random.random() < LANDS:
             self._land(self._random.choice(self._pending))
 
     def _land(self, piece: _Piece) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from conformance.device import DeviceTotals, Fault, SimulatedDevice, SimulatedDeviceError
 from conformance.device.simulated import POISON, poison
+from conformance.interleave import SerialRuntime, Uniform
 
 LIMIT_S = 20.0
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
@@ -260,3 +261,46 @@ def test_memory_released_by_another_thread_is_counted() -> None:
     thread.start()
     thread.join(LIMIT_S)
     assert device.live_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_serial_scheduler_may_stand_behind_it(seed: int) -> None:
+    """Its waits are those of the runtime: another thread lands the copy, and no real time passes."""
+    runtime = SerialRuntime(Uniform(seed))
+    device = SimulatedDevice(seed, directed=True, runtime=runtime)
+    out = torch.empty(3, 1)
+
+    def program() -> None:
+        transfer = device.launch([(rows(1, 2, 3), out)])
+        lands = runtime.spawn("device", device.land_all)
+        transfer.wait()
+        assert out[:, 0].tolist() == [1, 2, 3]
+        lands.join()
+
+    runtime.run(program)
+    assert runtime.monotonic() == 0.0
+
+
+def test_its_patience_is_the_runtimes() -> None:
+    """A wait that nobody ends is given up at once, by a clock that is virtual."""
+    runtime = SerialRuntime(Uniform(0))
+    device = SimulatedDevice(directed=True, patience_s=1e6, runtime=runtime)
+
+    def program() -> None:
+        with pytest.raises(SimulatedDeviceError, match="have not landed"):
+            device.launch([(rows(1), torch.empty(1, 1))]).wait()
+
+    runtime.run(program)
+    assert runtime.monotonic() == 1e6
+
+
+def test_time_passes_when_told() -> None:
+    """Pieces land by and by without a call of the code above; never if the test lands them."""
+    device, directed = SimulatedDevice(4), SimulatedDevice(4, directed=True)
+    transfers = [d.launch([(rows(1, 2, 3), torch.empty(3, 1))]) for d in (device, directed)]
+    for _ in range(100):
+        device.time_passes()
+        directed.time_passes()
+    assert device.pending == 0
+    assert transfers[0].landed()
+    assert not transfers[1].landed()

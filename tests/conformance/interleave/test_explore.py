@@ -89,3 +89,58 @@ def test_a_program_that_is_too_large_is_refused() -> None:
     """More interleavings than were allowed are an error, not a silent stop."""
     with pytest.raises(EndlessError, match="sample"):
         exhaustive(PLANTED["condition: not checked again"][1], most=10)
+
+
+def test_only_what_is_marked_is_explored() -> None:
+    """A program says where other interleavings are looked for; elsewhere threads run as they come."""
+
+    def program(runtime: SerialRuntime) -> None:
+        runtime.explored = False
+        started = [runtime.spawn("idle", lambda: runtime.point("idle")) for _ in range(3)]
+        runtime.explored = marked
+        total = [0]
+
+        def add() -> None:
+            seen = total[0]
+            runtime.point("between read and write")
+            total[0] = seen + 1
+
+        threads = [*started, runtime.spawn("add", add)]
+        add()
+        for thread in threads:
+            thread.join()
+        assert total == [1 + 1]
+
+    marked = False
+    assert exhaustive(program).runs == 1
+    marked = True
+    assert exhaustive(program).error is not None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_pruning_finds_the_same(name: str) -> None:
+    """What differs in the order of independent operations only is left out, and nothing that goes wrong."""
+    faulty, correct = PLANTED[name]
+    assert type(exhaustive(faulty, prune=True).error) is type(exhaustive(faulty).error)
+    every, pruned = exhaustive(correct), exhaustive(correct, prune=True)
+    print(f"{name}: {pruned.runs} of {every.runs}")
+    assert pruned.error is None
+    assert pruned.runs <= every.runs
+
+
+def test_pruning_leaves_something_out() -> None:
+    """Two threads that use a lock each have many interleavings, and few that differ."""
+
+    def program(runtime: SerialRuntime) -> None:
+        locks = [runtime.lock(name) for name in "ab"]
+
+        def use(nth: int) -> None:
+            for _ in range(3):
+                with locks[nth]:
+                    pass
+
+        thread = runtime.spawn("other", lambda: use(1))
+        use(0)
+        thread.join()
+
+    assert 2 * exhaustive(program, prune=True).runs < exhaustive(program).runs
