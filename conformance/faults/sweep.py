@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import get_args
 
 from conformance.drivers.subject import Failure, Run, Subject
-from conformance.schedules.trace import Event, Fail, Stage, Trace
-
-STAGES: tuple[Stage, ...] = get_args(Stage)
+from conformance.schedules.trace import STAGES, Event, Fail, Stage, Trace
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from conformance.schedules.trace import (
     CLOSED,
     CONTRACT,
     MEMORY,
+    STAGES,
     TIMEOUT,
     Admission,
     Discard,
@@ -103,8 +104,7 @@ class _Generator:
             self._load_from_outside()
         for index in range(self.rng.randint(6, 24)):
             if index == self.fail_at:
-                self.events.append(Fail(stage=self.rng.choice(("copy", "write"))))
-                self.counts["failures"] += 1
+                self._fail()
             self._arrive()
             self._interfere()
             self._step()
@@ -113,6 +113,15 @@ class _Generator:
         self.counts["preemptions"] = self.scheduler.preemptions
         self.counts["hit rows"] = self.oracle.hit_rows
         return Generated(Trace(header=self.header, events=self.events), self.counts, tuple(self.aborts))
+
+    def _fail(self) -> None:
+        """Something of the environment fails: every other time a write, else anything, here or a little later."""
+        fail = Fail(stage=self.rng.choice(("copy", "write")))
+        if self.rng.random() < 0.5:
+            stage = self.rng.choice(STAGES)
+            fail = Fail(stage=stage, after=self.rng.randrange(12 if stage == "interrupt" else 3))
+        self.events.append(fail)
+        self.counts["failures"] += 1
 
     # ------------------------------------------------------------------------- requests
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -159,13 +159,16 @@ Stage: TypeAlias = Literal[
     "interrupt",
     "clock",
 ]
-"""What can fail.
+"""What can fail; `STAGES` lists them.
 
 Of a write, on the committer: `copy` and `write` (rows have been copied, or written), `wait` (for copies of a step) and
 `gather_to_host` (of deferred rows). In a call of the engine or of a builder: `launch`, `clone` and `rows_to_host` of
 the device, host memory for `outputs`, host memory for `keys` seen first. `interrupt` is a KeyboardInterrupt at an
 action of the machine; `clock` is no failure, but a clock that jumps an hour at one.
 """
+
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class Fail(_Record):
