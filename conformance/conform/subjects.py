@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.drivers.registry import subject
+from conformance.drivers.registry import missing, subject
 from conformance.drivers.subject import Run, Subject
 from conformance.mutants.fast_edit import FastMutant
 from conformance.mutants.fast_table import FAST_MUTANTS
@@ -27,8 +27,10 @@ class FaultySubject:
 
 
 def make_subject(driver: str, *, mutant: str | None = None) -> Subject:
-    """The subject of a driver's name. Raises `ValueError` for a name, or a fault's name, that nothing has."""
+    """The subject of a driver's name. Raises `ValueError` for one that nothing has or that cannot run on this machine."""
     made = subject(driver)
+    if (why := missing(driver)) is not None:
+        raise ValueError(f"the driver {driver} cannot run here: {why}")
     if mutant is None:
         return made
     known = {fault.name: fault for fault in FAST_MUTANTS}

@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from conformance.cli import app
+from conformance.drivers.registry import missing
 from conformance.page.browser import find_browser
 from conformance.schedules import generate, read
 
@@ -49,6 +50,11 @@ def test_right_session_reports_coverage(tmp_path: Path) -> None:
         (["conform", "--drivers", "nobody"], "no driver is called 'nobody'"),
         (["conform", "--mutant", "nothing"], "no fault of the production package is called 'nothing'"),
         (["conform", "--mutant", "two_writers", "--drivers", "reference"], "leave it out"),
+        pytest.param(
+            ["conform", "--drivers", "cuda"],
+            "the driver cuda cannot run here",
+            marks=pytest.mark.skipif(missing("cuda") is None, reason="there is a CUDA device"),
+        ),
         (["conform", "--traces", "1000001"], "next --seed"),
         (["page", "no-such-file", "x.html"], "no such file"),
     ],
