@@ -27,7 +27,7 @@ class FaultySubject:
 
 
 def make_subject(driver: str, *, mutant: str | None = None) -> Subject:
-    """The subject of a driver's name. Raises `ValueError` for one that nothing has or that cannot run on this machine."""
+    """The subject of a driver's name. Raises `ValueError` for one that nothing has or that cannot run here."""
     made = subject(driver)
     if (why := missing(driver)) is not None:
         raise ValueError(f"the driver {driver} cannot run here: {why}")
