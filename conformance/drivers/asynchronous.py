@@ -13,6 +13,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from conformance.drivers.rules import OneWriter
 from conformance.drivers.subject import Failure, Kind, Moment, Run
 from conformance.faults.inject import Injector
 from conformance.interleave.baton import CrashError, LeftBehindError, RunError, Task
-from conformance.interleave.runtime import SerialRuntime
+from conformance.interleave.runtime import POINTS, SerialRuntime
 from conformance.interleave.strategies import Replay, Strategy, drawn
 from conformance.schedules.driver import Outcome
 from conformance.schedules.trace import (
@@ -69,9 +70,9 @@ class AsynchronousFast:
         return Session(trace, runtime, device_seed=interleaving.device_seed, record=record).run()
 
 
-def serial_runtime(strategy: Strategy) -> SerialRuntime:
+def serial_runtime(strategy: Strategy, *, limit: int = POINTS) -> SerialRuntime:
     """A runtime for one run of a session."""
-    return SerialRuntime(strategy, quiet=QUIET)
+    return SerialRuntime(strategy, quiet=QUIET, limit=limit)
 
 
 class FoundError(Exception):
@@ -305,4 +306,17 @@ def poisoned_outputs(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _plain(value: object) -> object:
-    return tuple(value.tolist()) if isinstance(value, np.ndarray) else value
+    """What a moment may keep of what an action acted on: numbers and names, and nothing that the cache still uses."""
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (int, float, str, Enum)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(of_key) for key, of_key in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted((_plain(item) for item in value), key=repr))
+    return type(value).__name__
