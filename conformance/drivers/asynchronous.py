@@ -307,10 +307,8 @@ def poisoned_outputs(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _plain(value: object) -> object:
     """What a moment may keep of what an action acted on: numbers and names, and nothing that the cache still uses."""
-    if isinstance(value, np.ndarray):
-        return tuple(value.tolist())
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
     if value is None or isinstance(value, (int, float, str, Enum)):
         return value
     if isinstance(value, Mapping):
