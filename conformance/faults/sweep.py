@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from conformance.drivers.subject import Failure, Run, Subject
-from conformance.schedules.trace import STAGES, Event, Fail, Stage, Trace
+from conformance.schedules import generate
+from conformance.schedules.trace import STAGES, Fail, Materialize, Stage, Trace
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,18 @@ class Totals:
     wrong: list[Injection] = field(default_factory=list)
 
 
+def small_traces(first: int, *, events: int = 26) -> Iterator[Trace]:
+    """Random traces of few events, that hand something over, from a seed on: without failures of their own."""
+    for seed in itertools.count(first):
+        trace = generate(seed).trace
+        own = [event for event in trace.events if not isinstance(event, Fail)]
+        if len(own) <= events and sum(isinstance(event, Materialize) for event in own) > 1:
+            yield trace.model_copy(update={"events": own})
+
+
 def with_failure(trace: Trace, fail: Fail) -> Trace:
-    """The trace with a failure armed from the start; other failures of its own are left out."""
-    own: list[Event] = [event for event in trace.events if not isinstance(event, Fail)]
-    return trace.model_copy(update={"events": [fail, *own]})
+    """The trace with a failure armed from the start."""
+    return trace.model_copy(update={"events": [fail, *trace.events]})
 
 
 def places(
