@@ -27,9 +27,9 @@ from conformance.drivers.overlap import OverlappingJudge
 from conformance.drivers.rules import OneWriter
 from conformance.drivers.subject import Failure, Kind, Moment, Run
 from conformance.faults.inject import Injector
-from conformance.interleave.baton import CrashError, LeftBehindError, RunError, Task
 from conformance.interleave.runtime import POINTS, SerialRuntime
 from conformance.interleave.strategies import Replay, Strategy, drawn
+from conformance.interleave.tasks import CrashError, LeftBehindError, RunError, Task
 from conformance.schedules.driver import Outcome
 from conformance.schedules.trace import (
     TIMEOUT,

@@ -4,11 +4,11 @@
 interleaving of a small program within a bound, `shrink` makes a failing one small.
 """
 
-from conformance.interleave.baton import CrashError, DeadlockError, EndlessError, LeftBehindError, RunError
 from conformance.interleave.explore import Explored, exhaustive, sample
 from conformance.interleave.runtime import SerialRuntime
 from conformance.interleave.shrink import shrink_switches
 from conformance.interleave.strategies import Pct, Replay, Strategy, Uniform, drawn
+from conformance.interleave.tasks import CrashError, DeadlockError, EndlessError, LeftBehindError, RunError
 
 __all__ = [
     "CrashError",

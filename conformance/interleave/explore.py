@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from conformance.interleave.baton import EndlessError
 from conformance.interleave.runtime import SerialRuntime
 from conformance.interleave.strategies import NEVER, Replay, Strategy
+from conformance.interleave.tasks import EndlessError
 
 Program: TypeAlias = Callable[[SerialRuntime], None]
 Switches: TypeAlias = list[tuple[int, str]]

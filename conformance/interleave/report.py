@@ -8,10 +8,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from conformance.interleave.baton import Task
+from conformance.interleave.tasks import Task
 
 _HERE = str(Path(__file__).parent)
 _THREADING = threading.__file__

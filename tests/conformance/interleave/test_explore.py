@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.interleave import DeadlockError, Pct, Replay, SerialRuntime, Strategy, Uniform, exhaustive, sample
-from conformance.interleave.baton import EndlessError
 from conformance.interleave.explore import run_once
+from conformance.interleave.tasks import EndlessError
 from tests.conformance.interleave.planted import PLANTED
 
 RUNS = 200
