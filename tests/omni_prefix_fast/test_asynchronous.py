@@ -27,6 +27,7 @@ from omni_prefix_fast import (
     StageCacheOutputs,
 )
 from omni_prefix_fast.pool import PrefixBlockPool
+from omni_prefix_fast.runtime import Event
 from tests.omni_prefix_fast import harness  # not `Engine` itself: every test here says its mode
 from tests.omni_prefix_fast.harness import ManualRuntime, column, per_token
 from tests.omni_prefix_fast.test_against_oracle import Due, Fuzz
@@ -158,7 +159,7 @@ class Gate:
         assert self.opened.wait(LIMIT_S)
 
 
-def until(event: threading.Event) -> None:
+def until(event: Event) -> None:
     """It has to happen."""
     assert event.wait(LIMIT_S), "it never happened"
 
