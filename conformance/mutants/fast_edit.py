@@ -60,8 +60,8 @@ class Edit:
 
     @property
     def wrote(self) -> str:
-        """The new words; where there are none, that the old ones are missing."""
-        return self.new.strip() or f"(without {self.old.strip()})"
+        """The old words, and what stands there instead."""
+        return _instead(self.old, self.new)
 
     def made(self) -> Function:
         """See `Change`."""
@@ -78,8 +78,8 @@ class Edits:
 
     @property
     def wrote(self) -> str:
-        """The new words."""
-        return "; ".join(new.strip() for _, new in self.words if new.strip())
+        """The old words, and what stands there instead."""
+        return "; ".join(_instead(old, new) for old, new in self.words)
 
     def made(self) -> Function:
         """See `Change`."""
@@ -155,6 +155,10 @@ def _edited(owner: Owner, name: str, words: tuple[tuple[str, str], ...]) -> Func
     )
     exec(code, function.__globals__, made)  # noqa: S102 - the source is the product's own, and the table's words
     return made[name]
+
+
+def _instead(old: str, new: str) -> str:
+    return f"{old.strip()} → {new.strip() or '(nothing)'}"
 
 
 @cache

@@ -11,6 +11,7 @@ from functools import cache
 from statistics import median
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -120,7 +121,7 @@ def _add(table: Table, verdict: FastVerdict) -> None:
     table.add_row(
         verdict.mutant.name,
         verdict.mutant.rule,
-        verdict.mutant.wrote,
+        escape(verdict.mutant.wrote),
         verdict.mutant.subject.removeprefix("fast-"),
         " ".join("–" if one is None else str(one.traces) for one in verdict.caught),
         "–" if verdict.median is None else f"{verdict.median:g}",

@@ -36,7 +36,9 @@ def test_words_that_are_gone_are_an_error_that_names_them() -> None:
 
 
 def test_what_was_written_instead_is_told_in_one_line() -> None:
-    """New words as they are, and words that are merely gone as missing."""
+    """Old words and new ones; words that are merely gone as nothing."""
     left_out = Edit(StepTable, "issue", "self._next += 1", "")
     instead = Edits(StepTable, "issue", (("self._next += 1", "pass\n  # later"), ("step_id = self._next", "")))
-    assert FastMutant("m", "f", "r", (left_out, instead)).wrote == "(without self._next += 1); pass # later"
+    assert FastMutant("m", "f", "r", (left_out, instead)).wrote == (
+        "self._next += 1 → (nothing); self._next += 1 → pass # later; step_id = self._next → (nothing)"
+    )
