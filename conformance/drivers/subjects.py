@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from conformance.drivers.agree import tables_differ
+from conformance.drivers.expected import keep_tables_at_rest
 from conformance.drivers.kept import KeepingDriver, WarmMemory
 from conformance.drivers.reference import ReferenceDriver
 from conformance.drivers.subject import Failure, Moment, Run
-from conformance.schedules.driver import INJECTED, Outcome
+from conformance.schedules.driver import INJECTED, Outcome, Snapshot
 from conformance.schedules.replay import Judge
-from conformance.schedules.trace import WRITE, Discard, Event, Interleaving, Materialize, Shutdown, Trace
+from conformance.schedules.trace import WRITE, Discard, Event, Interleaving, Materialize, Rest, Shutdown, Trace
 from omni_prefix_ref import Machine
 from omni_prefix_ref.errors import NotEnabled, RuleBroken
 
@@ -97,7 +98,8 @@ class EagerFast:
         """Run a trace."""
         actions: Counter[str] = Counter()
         moments: list[Moment] = []
-        over, index = False, 0
+        at_rest: dict[int, Snapshot | None] = {}
+        over, failed, index = False, False, 0
 
         def observe(action: str, acted_on: Mapping[str, object]) -> None:
             actions[action] += 1
@@ -105,16 +107,22 @@ class EagerFast:
                 moments.append(Moment(len(moments), "engine", action, acted_on, index))
 
         def compare(event: Event, outcome: Outcome) -> str | None:
-            nonlocal over, index
+            nonlocal over, failed, index
             index += 1
             if outcome.error == INJECTED and isinstance(event, Materialize):
                 event = Discard(label=event.label)  # the failure that the trace asked for consumed the step
             expected = reference.apply(event)
             # After a failed write or a shutdown the contract says what calls answer, not what tables hold.
-            over = over or WRITE in (expected.error, outcome.error) or isinstance(event, Shutdown)
-            return None if over else tables_differ(reference.snapshot(), driver.snapshot())
+            failed = failed or expected.error == WRITE
+            over = over or failed or outcome.error == WRITE or isinstance(event, Shutdown)
+            due = reference.snapshot() if not over or (isinstance(event, Rest) and not failed) else None
+            if isinstance(event, Rest):
+                at_rest[index - 1] = None if failed else due
+            return None if over or due is None else tables_differ(due, driver.snapshot())
 
         reference = ReferenceDriver(trace.header, checked=False)
         driver = KeepingDriver(trace.header, observe=observe, allocate=WarmMemory())
         ran = run_events(trace, driver, check=compare)
+        if ran.failure is None and driver.went_off is None:
+            keep_tables_at_rest(trace, at_rest)
         return Run(ran.failure, ran.events, actions, moments=tuple(moments), went_off=driver.went_off)

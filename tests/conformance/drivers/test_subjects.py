@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from conformance.cases import CASES
+from conformance.drivers.expected import tables_at_rest
 from conformance.drivers.subject import Kind
 from conformance.drivers.subjects import EagerFast, ReferenceModel, run_events
+from conformance.schedules import generate
 from conformance.schedules.driver import Outcome
 from conformance.schedules.trace import CONTRACT, Event, Materialize
 from omni_prefix_ref.errors import NotEnabled, RuleBroken
@@ -75,3 +77,13 @@ def test_a_run_counts_the_actions_of_the_machine(subject: ReferenceModel | Eager
     assert ran.failure is None
     assert ran.events == len(TRACE.events)
     assert (ran.actions["claim_slots"], ran.actions["take_step"]) == (2, 2)
+
+
+def test_tables_at_rest_are_worked_out_once() -> None:
+    """What the eager subject leaves for others is what they would work out: the reference model's tables at rest."""
+    for seed in range(30):
+        trace = generate(seed).trace
+        assert EagerFast().run(trace).failure is None
+        kept = tables_at_rest(trace)
+        again = trace.model_copy()
+        assert kept == tables_at_rest(again), seed
