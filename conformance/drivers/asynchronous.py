@@ -26,7 +26,7 @@ from conformance.drivers.fast import FastDriver
 from conformance.drivers.overlap import OverlappingJudge
 from conformance.drivers.rules import OneWriter
 from conformance.drivers.subject import Failure, Kind, Moment, Run
-from conformance.faults.inject import Injector
+from conformance.faults.inject import Injected, Injector
 from conformance.interleave.runtime import POINTS, SerialRuntime
 from conformance.interleave.strategies import Replay, Strategy, drawn
 from conformance.interleave.tasks import CrashError, LeftBehindError, RunError, Task
@@ -213,7 +213,10 @@ class Session:
         self._builders.close()
         self.runtime.explored = self._window is None
         self._at.pop("engine", None)
-        self._driver.cache.shutdown()
+        try:
+            self._driver.cache.shutdown()
+        except Injected:  # interrupted: once more
+            self._driver.cache.shutdown()
         self._check_clock(-1, "")
         self._nothing_left(-1, "")
         for outputs, due in self._driver.kept:
@@ -261,7 +264,7 @@ class Session:
         """Everything has landed and been consumed: tables are the reference's, and nothing is left."""
         try:
             self._driver.cache.drain()
-        except OmniPrefixCacheWriteError:
+        except (OmniPrefixCacheWriteError, Injected):
             if not self._judge.may_fail:
                 raise
             with contextlib.suppress(OmniPrefixCacheWriteError):
