@@ -30,6 +30,8 @@ from conformance.interleave.tasks import (
 
 IDLE_LIMIT = 20
 """Times that the clock may move, with nobody woken by anybody, before a wait without a limit counts as endless."""
+LOOK_UP_S = 0.5
+"""Real seconds after which a parked main thread takes note of an interrupt, at the latest."""
 PATIENCE_S = 20.0
 """Real seconds that a thread may take to come to its next point, once the run is over."""
 
@@ -98,7 +100,9 @@ class Baton:
         me = self.running
         self.running = to
         to.gate.release()
-        me.gate.acquire()
+        # The main thread looks up now and then: an interrupt that comes just before a wait does not end the wait.
+        while not me.gate.acquire(timeout=LOOK_UP_S if me is self._main else -1):
+            pass
         if self.over is not None:
             raise Unwind
         if self.on_turn is not None:
