@@ -6,6 +6,9 @@ EXTENDS Rules
 Order3 == <<"a", "b", "c">>
 Text3 == "a" :> <<0>> @@ "b" :> <<0, 2>> @@ "c" :> <<2>>
 Prompt3 == "a" :> 1 @@ "b" :> 2 @@ "c" :> 1
+Order2 == <<"a", "b">>
+Text2 == "a" :> <<0>> @@ "b" :> <<0, 2>>
+Prompt2 == "a" :> 1 @@ "b" :> 2
 Order1 == <<"a">>
 Text1 == "a" :> <<0, 1, 2>>
 Prompt1 == "a" :> 1
@@ -28,4 +31,19 @@ Resume ==
     /\ step <= 3
     /\ Over(3) => batch = <<>>
     /\ status["a"] \notin {"freed", "gone"}
+\* Whatever may run later runs at once, as in the eager cache: a sealed write goes through its chain
+\* before anything else happens; reads are fetched by a claim, or for a handover.
+EagerOrder ==
+    /\ DOMAIN tasks # Open => \/ pc \in {"register", "append", "replan"}
+                              \/ event.thread = "committer"
+                              \/ event.action \in {"OpenStep", "FinishRequest", "SealWrite"}
+    /\ event.action = "FetchRead" => pc = "preserve" \/ (Quiet /\ event.read[1] \in DOMAIN steps)
+\* Two requests, one may be preempted; a step may stay unconsumed while the next one is made.
+Eager ==
+    /\ EagerOrder
+    /\ Told
+    /\ ~Quiet => Cardinality(DOMAIN steps) <= 1
+    /\ step <= 2
+    /\ \A r \in Requests : status[r] \in {"freed", "gone"} => life[r] > 0
+    /\ Over(2) => event.thread \in {"committer", "builder"} \/ event.action = "OpenStep"
 =============================================================================

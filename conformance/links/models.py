@@ -67,6 +67,10 @@ class GraphModel:
 
 _THREE = {"Order": "<- Order3", "Text": "<- Text3", "PromptLen": "<- Prompt3", "MaxBatch": "= 1"}
 _ONE = {"Order": "<- Order1", "Text": "<- Text1", "PromptLen": "<- Prompt1", "MaxBatch": "= 1"}
+_TWO = {"Order": "<- Order2", "Text": "<- Text2", "PromptLen": "<- Prompt2", "MaxBatch": "= 2"}
+
+EAGER = GraphModel("eager", "Eager", {**_TWO, "MaxPreempt": "= 1", "Fine": "= TRUE"})
+"""What the eager cache can do: its paths are replayed on the production package."""
 
 MODELS: tuple[GraphModel, ...] = (
     GraphModel("rows_graph"),

@@ -24,7 +24,13 @@ from conformance.links.translate import row_number
 from conformance.schedules.trace import KeySetting, Part, Start
 from conformance.tla.accept import Setting
 from conformance.tla.values import Function
-from omni_prefix_fast import HIDDEN_KEY, ModelCachePolicy, OmniPrefixCacheManager, PrefixCacheConfig
+from omni_prefix_fast import (
+    HIDDEN_KEY,
+    ModelCachePolicy,
+    OmniPrefixCacheManager,
+    PrefixCacheConfig,
+    StageCacheOutputs,
+)
 from omni_prefix_fast.device import HostDevice
 from omni_prefix_fast.errors import OmniPrefixCacheRowError
 from omni_prefix_fast.runtime import Thread
@@ -48,18 +54,27 @@ class FastCache:
     """The production cache, as an environment calls it; also the view of the batch that the cache asks."""
 
     def __init__(
-        self, setting: Setting, sink: Sink, budget: int, quieten: Callable[[], None] = lambda: None, **kwargs: Any
+        self,
+        setting: Setting,
+        sink: Sink,
+        budget: int,
+        *,
+        pages: int = 64,
+        quieten: Callable[[], None] = lambda: None,
+        **kwargs: Any,
     ) -> None:
         self._quieten = quieten
         mm = setting.keys - setting.hidden
         self._sink = sink
-        self._keys = {key: KeySetting(name=key, width=1, item_bytes=ROW_BYTES) for key in setting.keys}
+        self.outputs: StageCacheOutputs | None = None
+        """What was handed over last."""
+        self.keys = {key: KeySetting(name=key, width=1, item_bytes=ROW_BYTES) for key in setting.keys}
         self._batch: Sequence[Part] = ()
         config = PrefixCacheConfig(
             num_blocks=setting.num_blocks,
             block_size=setting.block_size,
             gpu_staging_bytes=budget * ROW_BYTES,
-            staging_depth=64,
+            staging_depth=pages,
             staging_capacity_tokens=64,
         )
         self.manager = OmniPrefixCacheManager(config, self, trace=sink, **kwargs)
@@ -80,7 +95,7 @@ class FastCache:
         self._batch = batch
         count = len(contents)
         rows = [row_number(content) for content in contents]
-        tensors = {key: encode(self._keys[key], rows, count, 1) for key in sorted(emits)}
+        tensors = {key: encode(self.keys[key], rows, count, 1) for key in sorted(emits)}
         hidden = tensors.get("hidden")
         mm = {key: tensor for key, tensor in tensors.items() if key != "hidden"}
         step = self.manager.save_outputs(hidden, mm, num_tokens_unpadded=count)
@@ -92,7 +107,7 @@ class FastCache:
         """See `Cache`."""
         self._sink.how[step] = "materialize"
         try:
-            self.manager.materialize(step, reqs)
+            self.outputs = self.manager.materialize(step, reqs)
         except OmniPrefixCacheRowError:
             return False
         return True
@@ -108,7 +123,7 @@ class FastCache:
         self.manager.drain()
         seen, step, task = self.manager.inspect(), self._sink.steps, self._sink.tasks
         nothing = (Occupancy.ABSENT,) * len(seen.version)
-        occupancy = {key: seen.occupancy.get(HIDDEN_KEY if key == "hidden" else key, nothing) for key in self._keys}
+        occupancy = {key: seen.occupancy.get(HIDDEN_KEY if key == "hidden" else key, nothing) for key in self.keys}
         return {
             "version": dict(enumerate(seen.version)),
             "owner": {slot: 0 if owner < 0 else step[owner] for slot, owner in enumerate(seen.owner)},
@@ -164,7 +179,7 @@ def record_threads(
         for builder in builders:
             builder.join(PATIENCE_S)
 
-    cache = FastCache(setting, sink, budget, join, eager=False, runtime=runtime, device=SimulatedDevice(seed))
+    cache = FastCache(setting, sink, budget, quieten=join, eager=False, runtime=runtime, device=SimulatedDevice(seed))
 
     def told(call: Callable[[], None]) -> None:
         """What other threads do once one has failed is no part of the trace."""
