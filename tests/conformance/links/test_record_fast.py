@@ -11,6 +11,7 @@ import pytest
 
 from conformance.links.environment import SETTING, Recorded
 from conformance.links.record_fast import record_eager, record_threads
+from conformance.links.sources import spec_actions
 from conformance.mutants.fast_table import FAST_MUTANTS
 from conformance.tla.accept import Acceptance, accept_all
 from conformance.tla.values import Function
@@ -83,6 +84,14 @@ def test_what_pressure_does_is_a_behaviour() -> None:
         assert recorded.crash == ""
         assert recorded.seen["SealWrite"] > 2
     assert accept_all(TIGHT, [recorded.events for recorded in traces]) == accepted(traces)
+
+
+@pytest.mark.parametrize("record", [record_eager, record_threads])
+def test_every_action_is_recorded(record: Callable[..., Recorded]) -> None:
+    """Each action of `PrefixCache` occurs in the traces, less those of engines that the gate refuses."""
+    told = {event["action"] for seed in SEEDS for event in record(seed, setting=TIGHT, budget=BUDGET).events}
+    actions = {place.name for place in spec_actions() if place.module == "PrefixCache"}
+    assert told - {"Inspect"} == actions - {"WithdrawRequest", "LoadBlock"}
 
 
 def test_a_trace_is_a_function_of_its_seed() -> None:
