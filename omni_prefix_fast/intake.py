@@ -224,6 +224,8 @@ class KeySorter:
                 f"step {layout.step_id}: key {key!r} is declared per token (ModelCachePolicy.token_keys or "
                 f"deferred_keys) but has {value.shape[0]} rows for {count.unpadded} tokens ({count.padded} padded)"
             )
+        if value.shape[0] == count.unpadded:
+            return value
         return value[: count.unpadded]
 
     def _looks_per_token(self, key: Key, value: Any, count: TokenCount) -> bool:

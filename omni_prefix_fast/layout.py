@@ -143,7 +143,7 @@ def make_layout(
     if begun is None:
         begun = np.fromiter(starts, np.int64, len(starts))
     if total:
-        if int(slots.view(np.uint64).max()) >= num_slots:  # a negative slot is a huge one
+        if int(np.maximum.reduce(slots.view(np.uint64))) >= num_slots:  # a negative slot is a huge one
             raise OmniPrefixCacheContractError(
                 f"step {step_id}: slots {int(slots.min())}..{int(slots.max())} are outside 0..{num_slots - 1}; "
                 "num_blocks or block_size differs from the engine's"

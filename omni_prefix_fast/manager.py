@@ -142,6 +142,7 @@ class OmniPrefixCacheManager:
         )
         self._policy = ModelCachePolicy()
         self._sorter = KeySorter(self._policy)
+        self._largest_step = config.staging_capacity_tokens
         self._started: StartedStep | None = None
         self._layout: StepLayout | None = None
         """The last one made, of which the next step may take over what holds for it as well."""
@@ -470,6 +471,8 @@ class OmniPrefixCacheManager:
         return layout
 
     def _check_counts(self, layout: StepLayout, unpadded: int, padded: int | None) -> int:
+        if type(unpadded) is type(padded) is int and unpadded == padded == layout.num_tokens <= self._largest_step:
+            return unpadded  # the usual step: nothing to convert, nothing to name
         step = f"step {layout.step_id}"
         unpadded = _as_int(unpadded, f"{step}: num_tokens_unpadded")
         padded = unpadded if padded is None else _as_int(padded, f"{step}: num_tokens_padded")

@@ -20,7 +20,7 @@ from omni_prefix_fast.types import BoolArray, IntArray, Key, Occupancy, StepId
 NO_STEP = -1
 NO_CHUNK = -1
 
-_FEW = 24
+_FEW = 96
 """Up to so many slots a set of Python numbers is faster than arrays."""
 
 _ABSENT, _IN_TRANSIT, _COMMITTED = map(int, Occupancy)

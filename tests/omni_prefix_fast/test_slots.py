@@ -195,3 +195,28 @@ def test_copies_do_not_alias_the_table(key: str) -> None:
     versions += 5
     assert table.occupancy(key, some(0)).tolist() == [Occupancy.ABSENT]
     assert table.version[0] == 1
+
+
+@pytest.mark.parametrize("count", [2, 96, 97, 300])
+@given(st.data())
+def test_first_repeated_slot_of_few_and_of_many(count: int, data: st.DataObject) -> None:
+    """A slot that stands twice is found wherever it stands, by either of two ways; none where there is none."""
+    table = SlotTable(512)
+    slots = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(512)[:count]
+    assert table.first_repeated(slots) is None
+    source, target = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
+    slots[target] = slots[source]
+    assert table.first_repeated(slots) == slots[source]
+
+
+def test_nothing_is_compared_while_nothing_was_claimed() -> None:
+    """With the count of claims of its own claim a write owns all its slots; after any other claim each is looked at."""
+    table = SlotTable(8)
+    table.open_key("k", deferred=False)
+    slots = some(1, 2)
+    versions, claims = table.claim(slots, 0, ("k",)), table.claims
+    assert table.still_owned(slots, versions, claims).all()
+    table.claim(some(2), 1, ("k",))
+    assert np.asarray(table.still_owned(slots, versions, claims)).tolist() == [True, False]
+    table.commit("k", slots, versions, claims)
+    assert table.occupancy("k", some(1, 2)).tolist() == [Occupancy.COMMITTED, Occupancy.IN_TRANSIT]
