@@ -50,6 +50,7 @@ class SerialRuntime:
         self.prunes = False
         """Whether the search leaves out what differs in the order of independent operations only."""
         self._quiet = frozenset(quiet)
+        self._jumped = 0.0
 
     def point(self, _name: str = "") -> None:
         """Here another thread may go on. On the running thread."""
@@ -104,8 +105,12 @@ class SerialRuntime:
     # ------------------------------------------------------------------------- what the code under test calls
 
     def monotonic(self) -> float:
-        """Seconds of the virtual clock."""
-        return self.baton.now
+        """Seconds of the virtual clock, and what it has jumped."""
+        return self.baton.now + self._jumped
+
+    def jump(self, seconds: float) -> None:
+        """The clock moves on, though nobody waited. Whoever waits goes on waiting as long as before."""
+        self._jumped += seconds
 
     def lock(self, name: str) -> fast_runtime.Lock:
         """See `Runtime`."""
