@@ -130,7 +130,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             start("b"),
             Rest(),
         ),
-        (5, 7),
+        (6, 7),
     ),
     # The hit was planned on an older tenant of the block; its producer is in the same step.
     "same-step hit with prefetch against save": Scenario(
@@ -181,7 +181,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     # A step is being handed over as the cache is shut down.
     "shutdown against materialize": Scenario(
-        trace(start(a=A), save(0, a=A), start("a", b=B), save(1, b=B), take(1, b="aab"), Shutdown()), (4, 6)
+        trace(start(a=A), save(0, a=A), start("a", b=B), save(1, b=B), take(1, b="aab"), Shutdown()), (5, 6)
     ),
     # The one page is held by a step that a builder is about to consume, and by the write of its rows.
     "full staging pool with builder": Scenario(
