@@ -229,7 +229,7 @@ def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[i
     Returns int64 `(sum(counts),)`. Raises `OmniPrefixCacheContractError` for a position beyond the table's width.
     """
     if counts.count(1) == len(counts):  # a decode step: the starts are the positions
-        positions = starts.astype(np.int64)
+        positions = np.asarray(starts)
     else:
         lengths = np.asarray(counts, dtype=np.int64)
         ends = np.cumsum(lengths)
@@ -237,12 +237,11 @@ def table_slots(table: Any, rows: IntArray, starts: IntArray, counts: Sequence[i
         rows = np.repeat(rows, lengths)
     blocks, offsets = _divided(positions, block_size)
     try:
-        slots = table[rows, blocks].astype(np.int64)
+        slots = np.multiply(table[rows, blocks], block_size, dtype=np.int64)
     except IndexError:
         raise OmniPrefixCacheContractError(
             f"position {int(positions.max())} lies beyond the block table of {table.shape[1]} blocks of {block_size}"
         ) from None
-    slots *= block_size
     slots += offsets
     return torch.from_numpy(slots)
 
