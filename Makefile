@@ -79,7 +79,7 @@ format: $(DEV_READY) ## rewrite the sources in the project's format
 types: $(DEV_READY) ## strict types
 	@$(DEV)/mypy
 
-.PHONY: model-check model-check-deep mutants agree
+.PHONY: model-check model-check-deep mutants agree faults
 model-check: $(DEV_READY) ## TLC on every model of the everyday lane
 	@$(DEV)/omni-prefix model-check
 
@@ -88,6 +88,9 @@ model-check-deep: $(DEV_READY) ## TLC on the larger models too
 
 mutants: $(DEV_READY) ## every seeded fault is caught by the check that names it
 	@$(DEV)/omni-prefix mutants
+
+faults: $(DEV_READY) ## failures of copies, writes, memory and clocks, and interrupts, at every place of some traces
+	@$(DEV)/python -m conformance.faults --traces 3
 
 agree: $(DEV_READY) ## reference model and production package agree on random schedules
 	@$(DEV)/omni-prefix agree

@@ -54,6 +54,8 @@ from omni_prefix_fast.types import IntArray, Occupancy
 
 Observe = Callable[[str, Mapping[str, object]], None]
 
+GATHERS = ("rows_to_host", "outputs")
+"""Failures that come out of a save where it completes a read."""
 NEVER_ISSUED = 1 << 40
 LANE = 1_000_003
 """What lane j of a row adds j times: small enough for a float32 to hold every lane exactly."""
@@ -106,6 +108,9 @@ class FastDriver:
         if runtime is None:
             runtime = standing = StandingRuntime()
             faults = Injector(jump=standing.jump)
+        self.made_room = False
+        """Whether a save has failed behind room that it had made in the budget. Made again it needs to make less, so
+        until all is at rest more may be left on the device than without the failure."""
         self._faults = faults or Injector(thread=lambda: threading.current_thread().name)
         self.cache = OmniPrefixCacheManager(
             config,
@@ -162,6 +167,7 @@ class FastDriver:
 
     def _again(self, event: Event) -> Outcome:
         """The failure that the trace asked for came out of a call: it is made again, or has consumed its step."""
+        self.made_room = self.made_room or (isinstance(event, Save) and self._faults.went_off in GATHERS)
         outcome = self.apply(event, again=True)
         if isinstance(event, (Materialize, Discard)) and outcome.error == CONTRACT != event.error:
             return Outcome(error=INJECTED)

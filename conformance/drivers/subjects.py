@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from conformance.drivers.agree import tables_differ
+from conformance.drivers.agree import compare_tables
 from conformance.drivers.expected import keep_tables_at_rest
 from conformance.drivers.kept import KeepingDriver, WarmMemory
 from conformance.drivers.reference import ReferenceDriver
@@ -118,7 +118,7 @@ class EagerFast:
             due = reference.snapshot() if not over or (isinstance(event, Rest) and not failed) else None
             if isinstance(event, Rest):
                 at_rest[index - 1] = None if failed else due
-            return None if over or due is None else tables_differ(due, driver.snapshot())
+            return None if over or due is None else compare_tables(event, due, driver)
 
         reference = ReferenceDriver(trace.header, checked=False)
         driver = KeepingDriver(trace.header, observe=observe, allocate=WarmMemory())
