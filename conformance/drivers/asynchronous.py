@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,10 @@ from conformance.drivers.agree import tables_differ
 from conformance.drivers.builders import Builders
 from conformance.drivers.expected import tables_at_rest
 from conformance.drivers.fast import FastDriver
+from conformance.drivers.inject import Injected, Injector
 from conformance.drivers.overlap import OverlappingJudge
 from conformance.drivers.rules import OneWriter
 from conformance.drivers.subject import Failure, Kind, Moment, Run
-from conformance.faults.inject import Injected, Injector
 from conformance.interleave.runtime import POINTS, SerialRuntime
 from conformance.interleave.strategies import Replay, Strategy, drawn
 from conformance.interleave.tasks import CrashError, LeftBehindError, RunError, Task
@@ -310,12 +311,17 @@ def poisoned_outputs(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(memory).view(dtype).view(tuple(shape)) if memory.size else torch.empty(*shape, dtype=dtype)
 
 
-def _plain(value: object) -> object:
+_ATOMS = frozenset({int, str, float, bool, type(None)})
+
+
+def _plain(value: Any) -> object:
     """What a moment may keep of what an action acted on: numbers and names, and nothing that the cache still uses."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _plain(value.tolist())
-    if value is None or isinstance(value, (int, float, str, Enum)):
+    if type(value) in _ATOMS or isinstance(value, Enum):
         return value
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist()) if value.ndim == 1 else _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Mapping):
         return {key: _plain(of_key) for key, of_key in value.items()}
     if isinstance(value, (tuple, list)):

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from conformance.drivers import leftovers
+from conformance.drivers.inject import Injected, Injector
 from conformance.drivers.standing import StandingRuntime
-from conformance.faults.inject import Injected, Injector
 from conformance.schedules.driver import INJECTED, Outcome, Snapshot
 from conformance.schedules.oracle import HIDDEN_KEY
 from conformance.schedules.trace import (
@@ -210,7 +210,8 @@ class FastDriver:
         """Slots of the step's tokens."""
         slots = {part.req: part.slots for part in self._batch}
         assert all(len(slots[req]) == num_scheduled[req] for req in req_ids), "the trace contradicts itself"
-        return torch.tensor([slot for req in req_ids for slot in slots[req]], dtype=torch.int64)
+        told = [slot for req in req_ids for slot in slots[req]]
+        return torch.from_numpy(np.array(told, dtype=np.int64))
 
     # ------------------------------------------------------------------------- events
 

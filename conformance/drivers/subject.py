@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
 
 from conformance.schedules.trace import Interleaving, Trace
 
@@ -31,8 +32,7 @@ class Failure:
         return f"{where}{self.kind}: {self.what}"
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """One thing that happened, for whoever draws or tells the run.
 
     `action` is an action of the machine ("claim_slots", see docs/machine.md), or of the harness ("call", "return",
@@ -43,7 +43,7 @@ class Moment:
     """Ordinal in the run; decisions of an interleaving count with the same numbers where there are any."""
     thread: str
     action: str
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = MappingProxyType({})
     event: int = -1
     """Index of the trace's event in whose call it happened."""
 

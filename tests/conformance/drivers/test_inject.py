@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.faults.inject import (
+from conformance.drivers.inject import (
     JUMP_S,
     Injected,
     InjectedDeviceError,
