@@ -318,10 +318,9 @@ def _plain(value: Any) -> object:
     """What a moment may keep of what an action acted on: numbers and names, and nothing that the cache still uses."""
     if type(value) in _ATOMS or isinstance(value, Enum):
         return value
-    if isinstance(value, np.ndarray):
-        return tuple(value.tolist()) if value.ndim == 1 else _plain(value.tolist())
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, (np.ndarray, np.generic)):
+        told = value.tolist()
+        return tuple(told) if value.ndim == 1 else _plain(told)
     if isinstance(value, Mapping):
         return {key: _plain(of_key) for key, of_key in value.items()}
     if isinstance(value, (tuple, list)):
