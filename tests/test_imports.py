@@ -47,6 +47,27 @@ ORDER = (
 EDGES = ("gate", "vllm")
 """May import any module of the core (`vllm/` the package's exported names too); nothing of the core imports them."""
 
+CONFORMANCE = (
+    "engine",
+    "onoff",
+    "schedules",
+    "vllm",
+    "demo",
+    "cli",
+    "bench",
+    "device",
+    "interleave",
+    "tla",
+    "cases",
+    "drivers",
+    "mutants",
+    "faults",
+    "page",
+    "conform",
+    "links",
+)
+"""The packages of `conformance`, bottom-up."""
+
 CORE_LIBRARIES = {"numpy", "pydantic", "torch"}
 EDGE_LIBRARIES = {
     "gate": CORE_LIBRARIES,
@@ -69,7 +90,11 @@ def _imports(source: str) -> Iterator[str]:
 def _names_of(node: ast.ImportFrom) -> Iterator[str]:
     module = "." * node.level + (node.module or "")
     # `from package import module` names the module, not the package.
-    yield from (f"{module}.{name.name}" for name in node.names) if module in {"omni_prefix_fast", "."} else (module,)
+    yield from (
+        (f"{module}.{name.name}" for name in node.names)
+        if module in {"omni_prefix_fast", "conformance", "."}
+        else (module,)
+    )
 
 
 def _findings(module: str, source: str) -> list[str]:
@@ -122,9 +147,34 @@ def test_every_module_is_registered() -> None:
 def test_the_architecture_page_lists_the_modules_in_this_order() -> None:
     """The page and this test say the same."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    section = page[page.index("## Layers of `omni_prefix_fast`") :]
-    rows = re.findall(r"^\| `(\w+)/?` \|", section, flags=re.MULTILINE)
-    assert tuple(rows) == ORDER + EDGES
+    for package, order in (("omni_prefix_fast", ORDER + EDGES), ("conformance", CONFORMANCE)):
+        section = page.split(f"## Layers of `{package}`")[1].split("\n## ")[0]
+        assert tuple(re.findall(r"^\| `(\w+)/?` \|", section, flags=re.MULTILINE)) == order
+
+
+def _wrong_in_conformance(module: str, source: str) -> list[str]:
+    """What one module of `conformance` imports from a package that does not stand below its own."""
+    package = module.split(".", maxsplit=1)[0]
+    below = {*CONFORMANCE[: CONFORMANCE.index(package)], package}
+    named = {n.removeprefix("conformance.").split(".")[0] for n in _imports(source) if n.startswith("conformance.")}
+    return sorted(named - below)
+
+
+@pytest.mark.parametrize("module", [module for module in _modules("conformance") if "." in module])
+def test_a_package_of_conformance_imports_only_what_stands_below_it(module: str) -> None:
+    """No circles among the harness's packages either."""
+    assert _wrong_in_conformance(module, _modules("conformance")[module].read_text(encoding="utf-8")) == []
+
+
+def test_an_upward_import_of_conformance_is_found() -> None:
+    """The rule bites, wherever the import stands."""
+    assert _wrong_in_conformance("drivers.fast", "def f():\n    from conformance.conform import session")
+    assert not _wrong_in_conformance("drivers.fast", "from conformance.schedules.trace import Trace")
+
+
+def test_every_package_of_conformance_is_registered() -> None:
+    """And none that is gone."""
+    assert {module.split(".")[0] for module in _modules("conformance") if "." in module} == {*CONFORMANCE}
 
 
 @pytest.mark.parametrize("module", _modules("omni_prefix_ref"))
