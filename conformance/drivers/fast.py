@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,13 +16,14 @@ import torch
 
 from conformance.drivers import leftovers
 from conformance.drivers.inject import Injected, Injector
+from conformance.drivers.rows import GARBAGE, TornError, decode, dtype_of, encode, is_encoded
+from conformance.drivers.scheduled import scheduler_output
 from conformance.drivers.standing import StandingRuntime
 from conformance.schedules.driver import INJECTED, Outcome, Snapshot
 from conformance.schedules.oracle import HIDDEN_KEY
 from conformance.schedules.trace import (
     CONTRACT,
     TIMEOUT,
-    Admission,
     Discard,
     Due,
     Event,
@@ -50,19 +50,15 @@ from omni_prefix_fast import (
 from omni_prefix_fast.device import Device, HostDevice
 from omni_prefix_fast.recycler import OutputAllocator
 from omni_prefix_fast.runtime import Runtime
-from omni_prefix_fast.types import IntArray, Occupancy
+from omni_prefix_fast.types import Occupancy
 
 Observe = Callable[[str, Mapping[str, object]], None]
 
 GATHERS = ("rows_to_host", "outputs")
 """Failures that come out of a save where it completes a read."""
 NEVER_ISSUED = 1 << 40
-LANE = 1_000_003
-"""What lane j of a row adds j times: small enough for a float32 to hold every lane exactly."""
-GARBAGE = -7
 _OCCUPANCY = tuple(occupancy.name.lower() for occupancy in Occupancy)
 """The reference model's words, by value."""
-_FLOAT, _INTEGER = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class FastDriver:
@@ -271,8 +267,8 @@ class FastDriver:
 
     def _dtype_of(self, event: Save, key: KeySetting) -> Any:
         """Now and then integers come half as wide as those that the cache already holds."""
-        narrow = event.label % 4 == 1 and key.name in self._wide and _dtype(key) == np.int64
-        return np.int32 if narrow else _dtype(key)
+        narrow = event.label % 4 == 1 and key.name in self._wide and dtype_of(key) == np.int64
+        return np.int32 if narrow else dtype_of(key)
 
     def _holds(self, outputs: StageCacheOutputs, due: Due) -> bool:
         """Whether exactly `due` was handed over. Decoding tells more, and takes longer."""
@@ -336,77 +332,6 @@ class FastDriver:
         }
         found = {name: value for name, value in left.items() if value}
         assert not found, f"left behind at rest: {found}"
-
-
-def scheduler_output(event: Start) -> Any:
-    """A scheduler output as vLLM shapes it."""
-    new = [a for a in event.admitted if not a.resumed]
-    resumed = [a for a in event.admitted if a.resumed]
-    cached: list[tuple[str, int, list[int] | None]] = [(a.req, a.computed, a.blocks) for a in resumed]
-    cached += [(req, computed, None) for req, computed in event.running.items()]
-    return SimpleNamespace(
-        finished_req_ids=list(event.finished),
-        scheduled_new_reqs=[_new(a) for a in new],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[req for req, _, _ in cached],
-            num_computed_tokens=[computed for _, computed, _ in cached],
-            new_block_ids=[None if blocks is None else (blocks,) for _, _, blocks in cached],
-            resumed_req_ids={a.req for a in resumed},
-        ),
-        num_scheduled_tokens=dict(event.scheduled),
-        total_num_scheduled_tokens=sum(event.scheduled.values()),
-    )
-
-
-def _new(admission: Admission) -> Any:
-    blocks = None if admission.blocks is None else (admission.blocks,)
-    return SimpleNamespace(
-        req_id=admission.req, num_computed_tokens=admission.computed, block_ids=blocks, prompt_token_ids=None
-    )
-
-
-class TornError(AssertionError):
-    """A tensor that was handed over holds what no row looks like."""
-
-
-def encode(key: KeySetting, rows: Sequence[int], padded: int, width: int, dtype: Any = None) -> torch.Tensor:
-    """Rows as a tensor `(padded, width)`, with garbage in the padding. Lane j of row r is `r + j * LANE`."""
-    tensor = np.full((padded, width), GARBAGE, dtype=dtype or _dtype(key))
-    tensor[: len(rows)] = _lanes_of(rows, width)
-    return torch.from_numpy(tensor)
-
-
-def is_encoded(key: KeySetting, value: torch.Tensor, rows: Sequence[int]) -> bool:
-    """Whether a tensor is just these rows. A row of 0 is zeros in every lane."""
-    found = value.numpy()
-    if found.shape != (len(rows), key.width) or found.dtype != _dtype(key):
-        return False
-    due = _lanes_of(rows, key.width)
-    if 0 in rows:
-        due[np.asarray(rows) == 0] = 0
-    return bool((found == due).all())
-
-
-def decode(key: KeySetting, value: torch.Tensor) -> list[int]:
-    """The rows of a tensor. Raises `TornError` where it holds what no row looks like."""
-    if value.dim() != 2 or value.shape[1] != key.width:
-        raise TornError(f"{key.name} has shape {tuple(value.shape)}, width {key.width} is due")
-    whole = value.to(torch.int64)
-    rows: list[int] = whole[:, 0].tolist()
-    lanes = torch.arange(key.width, dtype=torch.int64) * LANE
-    zero = (whole == 0).all(dim=1)
-    sound = (whole == whole[:, :1] + lanes).all(dim=1) | zero
-    if not bool(sound.all()):
-        raise TornError(f"{key.name}: rows torn, or never written: {value[~sound].tolist()}")
-    return rows
-
-
-def _dtype(key: KeySetting) -> np.dtype[Any]:
-    return _FLOAT if key.item_bytes == 4 else _INTEGER
-
-
-def _lanes_of(rows: Sequence[int], width: int) -> IntArray:
-    return np.array(rows, dtype=np.int64).reshape(-1, 1) + np.arange(width, dtype=np.int64) * LANE
 
 
 class LimitedDevice(Device, Protocol):

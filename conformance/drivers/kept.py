@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from conformance.drivers.fast import FastDriver, TornError
+from conformance.drivers.fast import FastDriver
+from conformance.drivers.rows import TornError
 from conformance.schedules.trace import Due
 from omni_prefix_fast import StageCacheOutputs
 from omni_prefix_fast.recycler import SMALL_BYTES, RecyclingAllocator

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from conformance.drivers.fast import GARBAGE, NEVER_ISSUED, decode, encode, scheduler_output
+from conformance.drivers.fast import NEVER_ISSUED
+from conformance.drivers.rows import GARBAGE, decode, encode
+from conformance.drivers.scheduled import scheduler_output
 from conformance.drivers.subject import Run
 from conformance.drivers.subjects import run_events
 from conformance.schedules.driver import Outcome

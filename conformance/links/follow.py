@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.drivers.fast import decode
+from conformance.drivers.rows import decode
 from conformance.drivers.standing import StandingRuntime
 from conformance.links.environment import Tale
 from conformance.links.record_fast import AMPLE, FastCache

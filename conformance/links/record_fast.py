@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from conformance.device import SimulatedDevice
-from conformance.drivers.fast import GARBAGE, encode, scheduler_output
+from conformance.drivers.rows import GARBAGE, encode
+from conformance.drivers.scheduled import scheduler_output
 from conformance.drivers.standing import StandingRuntime
 from conformance.interleave import SerialRuntime, Strategy, Uniform
 from conformance.links.environment import SETTING, Environment, Recorded, Tale

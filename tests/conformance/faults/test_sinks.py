@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.drivers.fast import decode
 from conformance.drivers.kept import KeepingDriver, WarmMemory
+from conformance.drivers.rows import decode
 from conformance.drivers.subjects import run_events
 from conformance.faults.sweep import small_traces
 from conformance.schedules.trace import Due, Start, Trace
