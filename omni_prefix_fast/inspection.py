@@ -44,7 +44,7 @@ class Inspection:
 def inspect_machine(machine: PrefixCacheMachine) -> Inspection:
     """Copy the tables. Any thread."""
     every = np.arange(machine.table.num_slots)
-    with machine.lock:
+    with machine.lock, machine.held:
         log = machine.log
         tasks: list[WriteTask] = [*machine.writers.values(), *log.open_writes.values(), *log.sealed.values()]
         contexts = machine.steps.contexts()
@@ -69,7 +69,7 @@ def inspect_machine(machine: PrefixCacheMachine) -> Inspection:
 
 def measure(machine: PrefixCacheMachine) -> Footprint:
     """Bytes allocated now. Any thread."""
-    with machine.lock:
+    with machine.lock, machine.held:
         reads = [read for context in machine.steps.contexts() for read in context.reads.values()]
         return Footprint(
             pool_bytes=machine.pool.nbytes(),

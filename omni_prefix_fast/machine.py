@@ -25,7 +25,7 @@ from omni_prefix_fast.events import Admitted
 from omni_prefix_fast.intake import Leftover
 from omni_prefix_fast.layout import StepLayout
 from omni_prefix_fast.log import BudgetTicket, DeferredLog, DeviceBudget, LogChunk
-from omni_prefix_fast.metrics import Counters, TimedLock
+from omni_prefix_fast.metrics import Counters, HoldTimes, LockTimes
 from omni_prefix_fast.pool import PrefixBlockPool, RowSpec
 from omni_prefix_fast.prefetch import Prefetcher
 from omni_prefix_fast.reads import HitRead, ReadState
@@ -79,7 +79,8 @@ class PrefixCacheMachine:
         self._counters = counters
         self._timeout_s = config.staging_claim_timeout_s
         self._allocate = allocate
-        self.lock = TimedLock(runtime.lock("manager state"), runtime.monotonic)
+        self.lock = runtime.lock("manager state")
+        self.held = HoldTimes(runtime.monotonic)
         self.table = SlotTable(config.num_slots)
         self.pool = PrefixBlockPool(config, pin=device.pins_memory)
         self.staging = StagingBufferPool(config, runtime, pin=device.pins_memory)
@@ -110,6 +111,11 @@ class PrefixCacheMachine:
         """The one deadline of a public call; `staging_claim_timeout_s` if not given."""
         return Deadline(self._runtime, self._timeout_s if timeout_s is None else timeout_s)
 
+    def lock_times(self) -> LockTimes:
+        """How long the state lock has been held. Takes it."""
+        with self.lock:
+            return self.held.totals()
+
     def _tell_taken(self, give_back: Callable[[], None], action: str, **acted_on: object) -> None:
         """Trace an action that took something, which nobody would give back if the sink was interrupted."""
         try:
@@ -122,7 +128,7 @@ class PrefixCacheMachine:
 
     def finish_request(self, req_id: ReqId) -> None:
         """`FinishRequest`: seal and write its deferred rows, forget it. An id never seen is ignored."""
-        with self.lock:
+        with self.lock, self.held:
             known = self.requests.finish(req_id)
             task = self.log.seal(req_id)
         self._counters.trace("finish_request", req_id=req_id, known=known)
@@ -133,7 +139,7 @@ class PrefixCacheMachine:
     def start_request(self, admitted: Admitted, step_id: StepId, scheduled: int) -> None:
         """`StartRequest`: make it live; open a hit read if it is owed cached rows. Raises `ValueError`, see `owed`."""
         owed = self.requests.owed(admitted)
-        with self.lock:
+        with self.lock, self.held:
             self.requests.start(admitted, scheduled)
         if owed is not None:
             read = HitRead(admitted.req_id, step_id, owed.span, owed.slots, self._runtime, owed.blocks)
@@ -147,7 +153,7 @@ class PrefixCacheMachine:
         """`PlanRead` for every read of the step that starts."""
         if not self.starting:
             return
-        with self.lock:
+        with self.lock, self.held:
             for read in self.starting.values():
                 self._plan(read)
         if self.prefetcher is not None:
@@ -155,7 +161,7 @@ class PrefixCacheMachine:
 
     def drop_starting(self) -> None:
         """The step that was started is not going to be saved."""
-        with self.lock:
+        with self.lock, self.held:
             for read in self.starting.values():
                 self._release(read, ReadState.DROPPED)
             self.starting = {}
@@ -184,7 +190,7 @@ class PrefixCacheMachine:
 
     def cancel(self, ticket: BudgetTicket) -> None:
         """Give back a reservation whose clone is not going to be published."""
-        with self.lock:
+        with self.lock, self.held:
             ticket.release()
 
     def release_page(self, step_id: StepId, page: int) -> None:
@@ -203,7 +209,7 @@ class PrefixCacheMachine:
         """`UnplanReads`: this step's reads on slots that it computes resolved to an older tenant at the start."""
         if not self.starting:
             return
-        with self.lock:
+        with self.lock, self.held:
             epoch = self.table.stamp(layout.slots)
             for req_id in [r for r in self.starting if r not in layout.index]:
                 self._release(self.starting.pop(req_id), ReadState.DROPPED)
@@ -218,7 +224,7 @@ class PrefixCacheMachine:
         if nbytes > self.budget.limit:
             return None
         while True:
-            with self.lock:
+            with self.lock, self.held:
                 ticket = self.budget.reserve(nbytes)
                 oldest = self.log.oldest()
             if ticket is not None:
@@ -230,19 +236,19 @@ class PrefixCacheMachine:
 
     def _force_out(self, chunk: LogChunk, deadline: Deadline) -> None:
         """`SealWrite` for every request with rows in the chunk, and complete the reads that name rows of it."""
-        with self.lock:
+        with self.lock, self.held:
             writes = self.log.seal_chunk(chunk)
             self._counters.add("writes_forced", len(writes))
         for task in writes:
             self._counters.trace("seal_write", task=task.task_id)
             self.log.fill(task)
             self.write(task)
-        with self.lock:
+        with self.lock, self.held:
             in_flight = self.log.sealed_of(chunk)
         for task in in_flight:
             self.controller.join(task, deadline)
         self.commit_tasks()
-        with self.lock:
+        with self.lock, self.held:
             holding = [read for read in self.planned if read.holds(chunk)]
         self._complete(holding, deadline)
         if chunk.chunk_id in self.log.chunks:
@@ -251,7 +257,7 @@ class PrefixCacheMachine:
     def preserve_reads(self, slots: IntArray, deadline: Deadline) -> None:
         """`PreserveReads`: complete each planned read that names the pool row of one of `slots`, before its claim."""
         if self.planned:  # by this thread; others only take away from it
-            with self.lock:
+            with self.lock, self.held:
                 touched: list[HitRead] = []
                 if self.table.any_pinned(slots):
                     epoch = self.table.stamp(slots)
@@ -264,12 +270,12 @@ class PrefixCacheMachine:
         for read in reads:
             self._counters.trace("preserve_read", req_id=read.req_id, step=read.step_id)
             self.fetch_read(read, deadline)
-        with self.lock:
+        with self.lock, self.held:
             self._counters.add("reads_preserved", len(reads))
 
     def give_up_slots(self, layout: StepLayout) -> None:
         """`ClaimSlots` for a step that is never saved: no row of any key; a later hit there fails instead of lying."""
-        with self.lock:
+        with self.lock, self.held:
             self._claim(layout, ())
             self._counters.add("steps_abandoned")
 
@@ -279,7 +285,7 @@ class PrefixCacheMachine:
         Returns the immediate write, to be handed to `write` outside the lock.
         """
         layout = rows.layout
-        with self.lock:
+        with self.lock, self.held:
             for key in rows.leftovers:
                 self._demote(key)
             for key in rows.staged:
@@ -387,7 +393,7 @@ class PrefixCacheMachine:
             return
         for task in self.controller.take_finished():
             let_go = True
-            with self.lock:
+            with self.lock, self.held:
                 if task.state is TaskState.WRITTEN:
                     for piece in task.pieces:
                         self.table.commit(piece.key, piece.slots, piece.versions, piece.claims)
@@ -397,12 +403,12 @@ class PrefixCacheMachine:
                 else:
                     self.writers.pop(task.step_id, None)
             while isinstance(task, DeferredWrite) and not let_go:  # of a long request: not all under one lock
-                with self.lock:
+                with self.lock, self.held:
                     let_go = self.log.written(task, CHUNKS_AT_ONCE)
 
     def drain(self, deadline: Deadline) -> None:
         """Wait until every sealed or immediate write is committed and the prefetch thread has nothing to do."""
-        with self.lock:
+        with self.lock, self.held:
             in_flight = [*self.writers.values(), *self.log.sealed.values()]
         for task in in_flight:
             self.controller.join(task, deadline)
@@ -414,7 +420,7 @@ class PrefixCacheMachine:
 
     def take_step(self, step_id: StepId, req_ids: Collection[ReqId]) -> StepContext:
         """`TakeStep`: consume a saved step. Raises as `StepTable.take` does, and consumes nothing then."""
-        with self.lock:
+        with self.lock, self.held:
             context = self.steps.take(step_id, req_ids)
         self._tell_taken(lambda: self.let_go(context), "take_step", step=step_id, req_ids=tuple(req_ids))
         return context
@@ -430,14 +436,14 @@ class PrefixCacheMachine:
 
     def _gather(self, read: HitRead, deadline: Deadline) -> bool:
         """Gather what is planned now; False if the plan changed meanwhile. Under the read's lock."""
-        with self.lock:
+        with self.lock, self.held:
             if read.state is not ReadState.PLANNED:
                 return True
             generation, plans, waits = read.generation, dict(read.plans), read.waits
         for task in waits:
             self.controller.join(task, deadline)
         rows = read.gather(plans, self.pool, self._device, self._allocate)
-        with self.lock:
+        with self.lock, self.held:
             if read.generation != generation or read.state is not ReadState.PLANNED:
                 return False
             read.rows = {key: of_key for key, of_key in rows.items() if key in read.plans}
@@ -461,7 +467,7 @@ class PrefixCacheMachine:
         """
         try:
             if context.reads:
-                with self.lock:
+                with self.lock, self.held:
                     for read in context.reads.values():
                         self._release(read, ReadState.DROPPED)
                         read.rows = {}
@@ -489,7 +495,7 @@ class PrefixCacheMachine:
         """Count a materialized step and the rows that its fetched reads hand over."""
         self._counters.add("steps_materialized")
         for read in reads:
-            with self.lock:
+            with self.lock, self.held:
                 for key, plan in read.plans.items():
                     self._counters.add_rows_hit(key, len(read) - plan.holes.shape[0])
 
@@ -510,7 +516,7 @@ class PrefixCacheMachine:
 
     def clear(self) -> None:
         """Let go of everything, at shutdown or after a failure: steps, pages, open writes, device bytes."""
-        with self.lock:
+        with self.lock, self.held:
             contexts = self.steps.clear()
             for read in list(self.planned):
                 self._release(read, ReadState.DROPPED)

@@ -388,7 +388,7 @@ class OmniPrefixCacheManager:
 
     def lock_times(self) -> LockTimes:
         """How long the state lock has been held."""
-        return self._machine.lock.times()
+        return self._machine.lock_times()
 
     def footprint(self) -> Footprint:
         """Bytes allocated now."""

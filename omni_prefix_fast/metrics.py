@@ -68,12 +68,14 @@ class LockTimes:
     longest_s: float = 0.0
 
 
-class TimedLock:
-    """A lock that measures how long it is held. `with` only."""
+class HoldTimes:
+    """Measures how long a lock is held: `with lock, times:`.
 
-    def __init__(self, lock: Lock, clock: Callable[[], float]) -> None:
-        self._lock = lock
-        self._acquire, self._release = lock.acquire, lock.release
+    The lock itself is not wrapped. Entered and left in C, it is let go of whenever an interrupt comes; an `__exit__` in
+    Python can be interrupted before its first line.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since = 0.0
         self._count = 0
@@ -81,7 +83,6 @@ class TimedLock:
         self._longest = 0.0
 
     def __enter__(self) -> None:
-        self._acquire()
         self._since = self._clock()
 
     def __exit__(
@@ -91,17 +92,10 @@ class TimedLock:
         self._count += 1
         self._held += held
         self._longest = max(self._longest, held)
-        self._release()
 
-    def times(self) -> LockTimes:
-        """Totals since the start, or since `reset`. Takes the lock."""
-        with self:
-            return LockTimes(self._count, self._held, self._longest)
-
-    def reset(self) -> None:
-        """Start measuring anew."""
-        with self:
-            self._count, self._held, self._longest = -1, 0.0, 0.0
+    def totals(self) -> LockTimes:
+        """Totals since the start. Under the lock."""
+        return LockTimes(self._count, self._held, self._longest)
 
 
 class Counters:

@@ -103,6 +103,33 @@ class _Flag:
             self._closed.release()
 
 
+class _Condition:
+    """A `Condition` that is entered and left in C, as its lock is.
+
+    An interrupt never leaves it locked: a `threading.Condition` can be interrupted between its lock and its block.
+    """
+
+    __slots__ = ("_condition", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302, PYI036 - a property, called without arguments
+        return self._lock.__exit__
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._condition.wait(timeout)
+
+    def notify_all(self) -> None:
+        self._condition.notify_all()
+
+
 class Latch:
     """An `Event` that takes one of the runtime's only when somebody waits: most of a step's are never waited for.
 
@@ -149,7 +176,7 @@ class ThreadRuntime:
 
     def condition(self, name: str) -> Condition:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""
-        return threading.Condition(threading.Lock())
+        return _Condition()
 
     def event(self, name: str) -> Event:  # noqa: ARG002 - for harnesses that tell primitives apart
         """See `Runtime`."""

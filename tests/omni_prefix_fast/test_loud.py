@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from inspect import CO_GENERATOR
+from types import FrameType
 
 import pytest
 import torch
@@ -22,6 +26,8 @@ from omni_prefix_fast.runtime import ThreadRuntime
 from tests.omni_prefix_fast.harness import Engine, Gate, column
 
 DEADLINE_S = 20.0
+ANSWER_S = 30.0
+"""How long a cache may take to answer behind an interrupt."""
 
 
 @pytest.mark.eager_only("the hit has to be ungathered when the builder is stopped")
@@ -129,6 +135,55 @@ def test_an_interrupt_at_any_action_leaves_right_rows_or_a_failed_cache() -> Non
             engine.take(engine.step(new=[("Z", [2], 0, 4)], base={"Z": 9}), "Z")
     else:
         pytest.fail("the scenario has more actions than were interrupted")
+
+
+@pytest.mark.eager_only("an interrupt comes to the caller's thread; counts its calls")
+def test_an_interrupt_at_any_call_leaves_no_lock_held() -> None:
+    """Ctrl-C comes wherever the interpreter takes it, inside the taking of a lock too, and the cache answers.
+
+    Where a function begins and where a C function returned; one place in seven. A lock that stayed held is a hang.
+    """
+
+    def scenario(interrupt: Callable[[FrameType, str, object], None]) -> None:
+        engine = Engine(policy=ModelCachePolicy(deferred_keys=frozenset({"d"})))
+        mm = {"d": torch.arange(4.0).reshape(4, 1)}
+        sys.setprofile(interrupt)
+        try:
+            first = engine.step(new=[("A", [0], 0, 4)], mm=mm)
+            hit = engine.step(new=[("B", [0, 1], 4, 4)], finished=["A"], mm=mm)
+            engine.cache.discard_step(first)
+            assert engine.hidden(hit, "B") == [*range(8)]
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        with contextlib.suppress(OmniPrefixCacheWriteError):  # where it did not fail, it still serves
+            engine.take(engine.step(new=[("Z", [2], 0, 4)], base={"Z": 9}), "Z")
+        engine.cache.inspect()
+        engine.cache.shutdown()
+        answered.append(True)
+
+    answered: list[bool] = []
+    for at in range(0, 20_000, 7):
+        left = [at]
+
+        def interrupt(frame: FrameType, event: str, _: object, left: list[int] = left) -> None:
+            ours = frame.f_globals["__name__"].startswith(("omni_prefix_fast", "threading"))
+            # A generator that is thrown away begins, too, where nobody hears of an interrupt.
+            if ours and event in {"call", "c_return"} and not frame.f_code.co_flags & CO_GENERATOR:
+                left[0] -= 1
+                if left[0] == -1:
+                    raise KeyboardInterrupt
+
+        thread = threading.Thread(target=scenario, args=(interrupt,), daemon=True)
+        thread.start()
+        thread.join(ANSWER_S)
+        assert answered, f"interrupted at call {at}: no answer"
+        answered.clear()
+        if left[0] >= 0:
+            break
+    else:
+        pytest.fail("the scenario has more calls than were interrupted")
 
 
 def test_a_step_that_cannot_be_given_up_ends_the_cache() -> None:
