@@ -6,10 +6,12 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
 
 from conformance.conform.coverage import Coverage
 from conformance.conform.plan import Found, Part, Plan
-from conformance.drivers.subject import Failure
 
 VERSION = 1
 
@@ -39,14 +41,34 @@ def load(path: Path, plan: Plan) -> Part:
         ValueError: the file is no checkpoint, or one of a session with other options.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        version, options = told["version"], told["options"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no checkpoint of a session: {error!r}") from error
-    if version != VERSION:
-        raise ValueError(f"{path} is a checkpoint of version {version}; this is version {VERSION}")
-    if options != plan.options():
-        differing = [f"--{name} {options[name]}" for name, value in plan.options().items() if options[name] != value]
+        told = _Told.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0][:200]
+        raise ValueError(f"{path} is no checkpoint of a session ({first}); name another file, or remove it") from error
+    if told.version != VERSION:
+        raise ValueError(f"{path} is a checkpoint of version {told.version}; this is version {VERSION}")
+    due = plan.options()
+    if told.options != due:
+        differing = [f"--{name} {told.options.get(name)}" for name in due if told.options.get(name) != due[name]]
         raise ValueError(f"{path} is the checkpoint of a session with {', '.join(differing)}; run with that, or anew")
-    found = [Found(**{**f, "failure": Failure(**f["failure"])}) for f in told["found"]]
-    return Part(0, told["done"], Coverage.from_json(told["coverage"]), found)
+    return Part(0, told.done, Coverage.from_json(told.coverage.model_dump()), told.found)
+
+
+class _Orders(BaseModel):
+    hashes: list[int]
+    full: bool
+
+
+class _Coverage(BaseModel):
+    sections: dict[str, dict[str, int]]
+    orders: dict[str, _Orders]
+
+
+class _Told(BaseModel):
+    """What a checkpoint holds, so that anything else is refused as a whole."""
+
+    version: int
+    options: dict[str, Any]
+    done: int = Field(ge=0)
+    coverage: _Coverage
+    found: list[Found]

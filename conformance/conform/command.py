@@ -50,6 +50,8 @@ def conform(  # noqa: PLR0913, PLR0917 - one for each option
     """Random traces on the drivers: rows, errors and tables equal to the reference model's and to cache-off rows."""
     out, err = Console(), Console(stderr=True)
     names = tuple(dict.fromkeys(name.strip() for name in drivers.split(",") if name.strip()))
+    if not names:
+        raise typer.BadParameter(f"--drivers {drivers!r} names no driver; leave it out for the usual ones")
     plan = Plan(seed, names, partial(make_subject, mutant=mutant), mutant)
     if traces is not None and traces > STRIDE:
         raise typer.BadParameter(f"a seed has {STRIDE:,} traces; for more, run the next --seed too")
@@ -60,12 +62,24 @@ def conform(  # noqa: PLR0913, PLR0917 - one for each option
         raise typer.BadParameter(str(error)) from error
     budget = Budget(TRACES if traces is None and minutes is None else traces, None if minutes is None else minutes * 60)
     try:
+        save.mkdir(parents=True, exist_ok=True)  # before anything runs: what fails hours later has to go somewhere
+    except OSError as error:
+        raise typer.BadParameter(f"--save {save} cannot be made: {error.strerror}") from error
+    try:
         _run(err, session, budget, workers or os.cpu_count() or 1, resume)
     except WorkerError as error:
         err.print(f"[bold red]error: {error}", highlight=False)
         raise typer.Exit(2) from error
+    except OSError as error:
+        raise typer.BadParameter(f"--resume {resume} cannot be written: {error.strerror}") from error
+    if session.unsaved is not None:
+        err.print(f"[bold red]{resume} is not up to date: {session.unsaved}", highlight=False)
     report(out, session)
-    raise typer.Exit(_verdict(out, session, save, all_goals=all_goals))
+    try:
+        raise typer.Exit(_verdict(out, session, save, all_goals=all_goals))
+    except OSError as error:
+        err.print(f"[bold red]error: what failed cannot be written to --save {save}: {error}", highlight=False)
+        raise typer.Exit(1) from error
 
 
 def _run(err: Console, session: Session, budget: Budget, workers: int, path: Path | None) -> None:

@@ -40,6 +40,8 @@ class Session:
     plan: Plan
     done: Part
     interrupted: bool = False
+    unsaved: OSError | None = None
+    """Why the newest checkpoint is not the newest state: the disk is full, say."""
 
     @classmethod
     def begin(cls, plan: Plan, path: Path | None) -> Session:
@@ -54,7 +56,12 @@ class Session:
         """Run until the budget is spent, `ENOUGH` failed, or Ctrl-C. `tell` is called after each part.
 
         The checkpoint at `path` is written every few seconds, and at the end, however it ends. Main thread.
+
+        Raises:
+            OSError: the checkpoint cannot be written; nothing was run. Later on that only makes it an older one.
         """
+        if path is not None:
+            checkpoint.save(path, self.plan, self.done)
         # Ctrl-C is taken note of, and looked at between two parts: never in the middle of adding one up.
         before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -62,8 +69,16 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if path is not None:
-                checkpoint.save(path, self.plan, self.done)
+            self._save(path)
+
+    def _save(self, path: Path | None) -> None:
+        if path is None:
+            return
+        try:
+            checkpoint.save(path, self.plan, self.done)
+            self.unsaved = None
+        except OSError as error:
+            self.unsaved = error
 
     def _interrupt(self, *_: object) -> None:
         self.interrupted = True
@@ -79,8 +94,8 @@ class Session:
                     self.done.merge(part)
                     if tell is not None:
                         tell(self.done)
-                    if path is not None and now - saved > SAVE_S:
-                        checkpoint.save(path, self.plan, self.done)
+                    if now - saved > SAVE_S:
+                        self._save(path)
                         saved = now
                 if (
                     self.interrupted

@@ -48,6 +48,12 @@ def test_right_session_reports_coverage(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["conform", "--drivers", "nobody"], "no driver is called 'nobody'"),
+        (["conform", "--drivers", ","], "names no driver"),
+        (
+            ["conform", "--drivers", "fast-eager", "--save", "/dev/null/folder"],
+            "--save /dev/null/folder cannot be made",
+        ),
+        (["conform", "--drivers", "fast-eager", "--resume", "/dev/null/file"], "/dev/null/file"),
         (["conform", "--mutant", "nothing"], "no fault of the production package is called 'nothing'"),
         (["conform", "--mutant", "two_writers", "--drivers", "reference"], "leave it out"),
         pytest.param(

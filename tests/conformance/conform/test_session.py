@@ -85,6 +85,40 @@ def test_checkpoint_of_another_session_is_refused(tmp_path: Path) -> None:
         Session.begin(plan_of(), path)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "[]",
+        '{"version": 1}',
+        '{"version": 1, "options": {}, "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
+        '{"version": 1, "options": {}, "done": -1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
+        '{"version": 1, "options": {}, "done": 1, "coverage": {"sections": {"a": 1}, "orders": {}}, "found": []}',
+        '{"version": 1, "options": {}, "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": [{"n": 1}]}',
+    ],
+)
+def test_damaged_checkpoint_is_told(told: str, tmp_path: Path) -> None:
+    """Whatever is wrong in a checkpoint, it is refused by its name."""
+    path = tmp_path / "checkpoint.json"
+    path.write_text(told, encoding="utf-8")
+    with pytest.raises(ValueError, match="checkpoint"):
+        checkpoint.load(path, plan_of())
+
+
+def test_full_disk_costs_the_checkpoint_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a checkpoint cannot be written any more, the session goes on, and tells so at its end."""
+    path, written = tmp_path / "checkpoint.json", []
+
+    def save(*_: object) -> None:
+        written.append(True)
+        if len(written) > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    session = run(plan_of(), 1, path)
+    assert session.done.last == TRACES
+    assert session.unsaved is not None
+
+
 def test_checkpoint_is_never_half_written(tmp_path: Path) -> None:
     """A checkpoint that cannot be written leaves the one before it whole."""
     path = tmp_path / "checkpoint.json"
