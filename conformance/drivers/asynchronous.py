@@ -26,7 +26,7 @@ from conformance.drivers.expected import tables_at_rest
 from conformance.drivers.fast import FastDriver
 from conformance.drivers.inject import Injected, Injector
 from conformance.drivers.overlap import OverlappingJudge
-from conformance.drivers.rules import OneWriter
+from conformance.drivers.rules import OneWriter, UnderLock
 from conformance.drivers.subject import Failure, Kind, Moment, Run
 from conformance.interleave.runtime import POINTS, SerialRuntime
 from conformance.interleave.strategies import Replay, Strategy, drawn
@@ -156,6 +156,7 @@ class Session:
         self._driver = _Driver(trace, self.runtime, self._device, self)
         self._judge = OverlappingJudge()
         self._one_writer = OneWriter()
+        self._under_lock = UnderLock(self._driver.cache, lambda: runtime.baton.running.holds)
         self._builders = Builders(self.runtime, 1 + device_seed % 2, self._apply)
         if record:
             self.runtime.baton.on_turn = self._turn
@@ -218,6 +219,7 @@ class Session:
             self._driver.cache.shutdown()
         except Injected:  # interrupted: once more
             self._driver.cache.shutdown()
+        self._check_rules(-1, "")
         self._check_clock(-1, "")
         self._nothing_left(-1, "")
         for outputs, due in self._driver.kept:
@@ -226,9 +228,13 @@ class Session:
 
     def _check(self, index: int, event: Event) -> None:
         """What holds after every event."""
-        if self._one_writer.broken is not None:
-            raise FoundError(Failure(index, event.event, "rule", self._one_writer.broken))
+        self._check_rules(index, event.event)
         self._check_clock(index, event.event)
+
+    def _check_rules(self, index: int, event: str) -> None:
+        broken = self._one_writer.broken or self._under_lock.broken
+        if broken is not None:
+            raise FoundError(Failure(index, event, "rule", broken))
 
     def _check_clock(self, index: int, event: str) -> None:
         """The clock moves only when everybody waits: it has to stand, unless a time-out is due."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from conformance.mutants.fast_books import BOOKS
 from conformance.mutants.fast_edit import FastMutant
 from conformance.mutants.fast_handover import HANDOVER
+from conformance.mutants.fast_locks import LOCKS
 from conformance.mutants.fast_rows import ROWS
 from conformance.mutants.fast_threads import THREADS
 
-FAST_MUTANTS: tuple[FastMutant, ...] = (*ROWS, *HANDOVER, *BOOKS, *THREADS)
+FAST_MUTANTS: tuple[FastMutant, ...] = (*ROWS, *HANDOVER, *BOOKS, *THREADS, *LOCKS)
 """Every seeded fault of the production package."""
 
 EQUIVALENT = {
