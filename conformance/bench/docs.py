@@ -31,17 +31,18 @@ outside the clock. Given are medians. Rows are bfloat16, blocks have 16 slots; w
 
 BOUNDS = """## What bounds it
 
-- A step has a fixed part, most of the figure at batch 1: some fifty small array operations for the layout and its checks,
-  the tables, the page, the task and the counters. `StraightforwardCache` has none of these, no bound on memory and no
-  answer to a failure either, and is cheaper up to some batch size. Less of it needs a compiled extension.
+- A step has a fixed part, most of the figure at batch 1: some fifty small array operations for the layout and its
+  checks, the tables, the page, the task and the counters. `StraightforwardCache` has none of these, no bound on
+  memory and no answer to a failure either, and is cheaper up to some batch size. Less of it needs a compiled
+  extension.
 - From there on a decode step costs its copies, and one view a request for the consumer. The rows go to as many places
-  of the pool as there are requests, none of which is in the processor's cache; the plain copy has its bytes in one piece, and
-  two of its three copies find them there.
-- A hit is gathered out of a pool that no cache holds, beside a plain copy of one piece that a cache does hold. At 512 rows
-  that is the difference; at 16,384 rows both wait for memory and a hit costs what a copy does, so that no hit can be faster
-  than vllm-omni by more than a copy is.
-- On threads of its own the cache shares two processors and the interpreter's lock with the engine thread. That is what
-  `async` measures here; beside a device with copy engines it is meant to take work off the engine thread.
+  of the pool as there are requests, none of which is in the processor's cache; the plain copy has its bytes in one
+  piece, and two of its three copies find them there.
+- A hit is gathered out of a pool that no cache holds, beside a plain copy of one piece that a cache does hold. At 512
+  rows that is the difference; at 16,384 rows both wait for memory and a hit costs what a copy does, so that no hit
+  can be faster than vllm-omni by more than a copy is.
+- On threads of its own the cache shares two processors and the interpreter's lock with the engine thread. That is
+  what `async` measures here; beside a device with copy engines it is meant to take work off the engine thread.
 """
 
 
