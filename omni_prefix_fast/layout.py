@@ -141,7 +141,7 @@ def make_layout(
     if before is not None and before.shape is shape and before.ends == starts:  # each went on where it was
         begun = before.reached
     if begun is None:
-        begun = np.fromiter(starts, np.int64, len(starts))
+        begun = _begun(starts, step_id)
     if total:
         if int(np.maximum.reduce(slots.view(np.uint64))) >= num_slots:  # a negative slot is a huge one
             raise OmniPrefixCacheContractError(
@@ -158,12 +158,23 @@ def make_layout(
     return StepLayout(step_id, shape.req_ids, shape.index, counts, shape.offsets, starts, ends, slots, shape, reached)
 
 
+def _begun(starts: Sequence[int], step_id: StepId) -> IntArray:
+    """First positions as an array. Those of a request that goes on are what the last step's were, and its tokens."""
+    try:
+        begun: IntArray = np.fromiter(starts, np.int64, len(starts))
+    except OverflowError:
+        begun = np.full(1, -1)
+    if (begun < 0).any():
+        raise OmniPrefixCacheContractError(f"step {step_id}: num_computed_tokens {starts} are no positions of tokens")
+    return begun
+
+
 def _as_slots(told: Any, step_id: StepId) -> IntArray:
     """A copy of the slots that the view told, never rounded."""
-    if type(told) is torch.Tensor and told.dtype is torch.int64 and told.is_cpu and told.ndim == 1:
-        plain: IntArray = told.numpy()
-        return plain.copy()
     try:
+        if type(told) is torch.Tensor and told.dtype is torch.int64 and told.is_cpu and told.ndim == 1:
+            plain: IntArray = told.numpy()
+            return plain.copy()
         slots = torch.as_tensor(told).detach().cpu().numpy()
     except (NotImplementedError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise OmniPrefixCacheContractError(

@@ -101,6 +101,7 @@ def test_batch_that_does_not_fit_the_schedule(
         torch.tensor([0.5, 1.5]),
         torch.tensor([False, True]),
         torch.empty(2, dtype=torch.int64, device="meta"),
+        torch.tensor([0, 1]).to_sparse(),
         np.array([0.0, 1.0]),
         ["a", "b"],
         None,
@@ -146,6 +147,13 @@ def test_what_the_last_step_knew_changes_nothing(steps: list[tuple[list[str], di
         assert before.slots.tolist() == alone.slots.tolist() == slots
         assert before.reached is not None
         assert tuple(before.reached.tolist()) == before.ends
+
+
+@pytest.mark.parametrize("computed", [-4, -(2**70), 2**70])
+def test_positions_that_are_none(computed: int) -> None:
+    """No span begins before the first token, and none beyond what a position can be."""
+    with pytest.raises(OmniPrefixCacheContractError, match=f"step 3: num_computed_tokens .*{computed}.* no positions"):
+        lay_out(["A"], {"A": 4}, {"A": computed}, torch.arange(4))
 
 
 @pytest.mark.parametrize("slots", [[5], [1], [8]])
