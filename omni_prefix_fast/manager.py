@@ -36,7 +36,7 @@ from omni_prefix_fast.machine import PrefixCacheMachine, StepRows
 from omni_prefix_fast.merge import merge
 from omni_prefix_fast.metrics import Counters, Footprint, LockTimes, Statistics, TraceSink
 from omni_prefix_fast.pool import RowSpec
-from omni_prefix_fast.recycler import OutputAllocator, RecyclingAllocator
+from omni_prefix_fast.recycler import OutputAllocator, RecyclingAllocator, checked
 from omni_prefix_fast.runtime import Runtime, ThreadRuntime
 from omni_prefix_fast.steps import StepContext
 from omni_prefix_fast.types import Key, ReqId, StageCacheOutputs, StepId
@@ -131,7 +131,8 @@ class OmniPrefixCacheManager:
         self._device: Device = device or (CudaDevice() if has_cuda else HostDevice())
         runtime = runtime or ThreadRuntime()
         self._counters = Counters(trace, runtime.lock("counters"))
-        self._allocate = output_allocator or RecyclingAllocator(config.output_recycle_bytes)
+        recycling = RecyclingAllocator(config.output_recycle_bytes)
+        self._allocate = recycling if output_allocator is None else checked(output_allocator)
         self._machine = PrefixCacheMachine(
             config,
             runtime=runtime,
@@ -318,6 +319,7 @@ class OmniPrefixCacheManager:
             OmniPrefixCacheContractError: unknown or consumed id, or a request that was not in the batch. Nothing is
                 consumed.
             OmniPrefixCacheRowError: a hit's hidden rows do not exist. The step is consumed.
+            OmniPrefixCacheConfigError: the `output_allocator` made something else than was asked for. It is consumed.
             OmniPrefixCacheStagingTimeoutError: a write that the hit waits for did not end in time. It is consumed.
             OmniPrefixCacheWriteError: a write failed.
             OmniPrefixCacheClosedError: the cache was shut down, maybe meanwhile.

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omni_prefix_fast.errors import OmniPrefixCacheConfigError
+
 OutputAllocator: TypeAlias = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 """Makes an uninitialised contiguous host tensor of a shape and dtype. Called on the thread that gathers."""
 
@@ -25,6 +27,37 @@ _Block: TypeAlias = npt.NDArray[np.uint8]
 
 SMALL_BYTES = 64 * 1024
 """Below this, torch's own allocator is as good: malloc reuses such memory itself."""
+
+
+def checked(allocate: OutputAllocator) -> OutputAllocator:
+    """`allocate`, of which a tensor that is not what was asked for is an error: rows would be rounded or cut to fit."""
+
+    def run(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        made: object = allocate(shape, dtype)
+        if (
+            not isinstance(made, torch.Tensor)
+            or made.shape != torch.Size(shape)
+            or made.dtype != dtype
+            or made.device.type != "cpu"
+            or made.requires_grad
+            or not made.is_contiguous()
+        ):
+            raise OmniPrefixCacheConfigError(
+                f"output_allocator was asked for an uninitialised contiguous host tensor of {tuple(shape)} {dtype} and "
+                f"returned {_described(made)}"
+            )
+        return made
+
+    return run
+
+
+def _described(made: object) -> str:
+    if not isinstance(made, torch.Tensor):
+        return f"a {type(made).__name__}"
+    return (
+        f"one of {tuple(made.shape)} {made.dtype} on {made.device}, stride {made.stride()}, "
+        f"requires_grad={made.requires_grad}"
+    )
 
 
 class _Loan(weakref.ref[_Block]):

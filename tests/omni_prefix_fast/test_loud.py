@@ -17,6 +17,7 @@ from omni_prefix_fast import (
     HIDDEN_KEY,
     ModelCachePolicy,
     OmniPrefixCacheClosedError,
+    OmniPrefixCacheConfigError,
     OmniPrefixCacheContractError,
     OmniPrefixCacheRowError,
     OmniPrefixCacheUnmatchError,
@@ -303,3 +304,18 @@ def test_policy_after_warm_up_is_refused() -> None:
     engine.cache.warm_up({"k": (torch.float32, (1,))})
     with pytest.raises(OmniPrefixCacheUnmatchError, match="register the policy when the model is loaded"):
         engine.cache.register_policy(ModelCachePolicy(deferred_keys=frozenset({"k"})))
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_an_output_allocator_that_rounds_is_an_error(hit: bool) -> None:
+    """Memory of another type would take the rows, rounded: the handover is refused, and nothing stays held."""
+    engine = Engine(allocate=lambda shape, _: torch.empty(tuple(shape), dtype=torch.float16))
+    step, req_id = engine.step(new=[("A", [0], 0, 4)]), "A"
+    if hit:
+        engine.cache.discard_step(step)
+        step, req_id = engine.step(new=[("B", [0, 1], 4, 1)], finished=["A"]), "B"
+    with pytest.raises(OmniPrefixCacheConfigError, match="output_allocator"):
+        engine.take(step, req_id)
+    seen = engine.settled()
+    assert not any(seen.pins)
+    assert not any(seen.pages)

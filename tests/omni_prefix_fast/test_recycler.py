@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_prefix_fast.recycler import SMALL_BYTES, RecyclingAllocator
+from omni_prefix_fast.errors import OmniPrefixCacheConfigError
+from omni_prefix_fast.recycler import SMALL_BYTES, OutputAllocator, RecyclingAllocator, checked
 
 LARGE = (256, 256)
 MIB = 1024 * 1024
@@ -92,3 +94,28 @@ def test_no_two_live_tensors_share_memory(moves: list[tuple[int, int]]) -> None:
     for number, (place, size) in enumerate(moves):
         live[place] = (allocate((size * SMALL_BYTES,), torch.uint8).fill_(number % 251), number % 251)
         assert all(bool((rows == value).all()) for rows, value in live.values())
+
+
+WRONG: dict[str, OutputAllocator] = {
+    "another type": lambda shape, dtype: torch.empty(tuple(shape), dtype=torch.float16),  # noqa: ARG005
+    "too many rows": lambda shape, dtype: torch.empty((shape[0] + 1, *shape[1:]), dtype=dtype),
+    "one dimension more": lambda shape, dtype: torch.empty((2, *shape), dtype=dtype),
+    "not contiguous": lambda shape, dtype: torch.empty((*shape, 2), dtype=dtype)[..., 0],
+    "on no device": lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device="meta"),
+    "a leaf of autograd": lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, requires_grad=True),
+    "no tensor": lambda shape, dtype: cast("torch.Tensor", torch.empty(tuple(shape), dtype=dtype).numpy()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_an_allocator_was_not_asked_for_is_refused(wrong: str) -> None:
+    """Rows are never rounded or stretched into whatever an allocator made: the error says what it was to make."""
+    asked = r"asked for an uninitialised contiguous host tensor of \(4, 2\) torch.float32 and returned"
+    with pytest.raises(OmniPrefixCacheConfigError, match=asked):
+        checked(WRONG[wrong])(torch.Size((4, 2)), torch.float32)
+
+
+def test_a_right_allocator_is_asked_once() -> None:
+    """What it made is what is handed out."""
+    made = torch.empty(4, 2)
+    assert checked(lambda *_: made)((4, 2), torch.float32) is made
