@@ -57,6 +57,8 @@ Observe = Callable[[str, Mapping[str, object]], None]
 GATHERS = ("rows_to_host", "outputs")
 """Failures that come out of a save where it completes a read."""
 NEVER_ISSUED = 1 << 40
+COPY_BYTES = 24
+"""Deferred rows come to the host a few at a time, so that most writes take several copies."""
 _OCCUPANCY = tuple(occupancy.name.lower() for occupancy in Occupancy)
 """The reference model's words, by value."""
 
@@ -99,6 +101,7 @@ class FastDriver:
             gpu_staging_bytes=header.budget_bytes,
             staging_depth=header.staging_depth,
             staging_capacity_tokens=header.page_rows,
+            copy_chunk_bytes=COPY_BYTES,
         )
         self._device = device or FullDevice()
         if runtime is None:

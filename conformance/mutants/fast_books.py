@@ -47,6 +47,13 @@ REQUESTS = (
         cases=("E29",),
     ),
     FastMutant(
+        "short_table_taken",
+        "a block table that does not cover the hit is not refused",
+        "span_owed_until_emitted",
+        (Edit(RequestTable, "owed", "if blocks.shape[0] < needed:", "if not blocks.shape[0]:"),),
+        cases=("E23",),
+    ),
+    FastMutant(
         "finish_leaves_watermark",
         "the watermark of a finished request stays",
         "at_rest",

@@ -218,6 +218,12 @@ COPIES = (
         cases=("E19", "E20"),
     ),
     FastMutant(
+        "pieces_over_each_other",
+        "of a deferred write that takes several copies, each goes where the first one went",
+        "rows_are_right",
+        (Edit(HostDevice, "gather_to_host", "at += piece.shape[0]", "pass"),),
+    ),
+    FastMutant(
         "parts_land_on_the_first",
         "each part of a deferred write is the first part over again",
         "rows_are_right",

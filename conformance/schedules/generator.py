@@ -200,7 +200,9 @@ class _Generator:
             return None
         at = self.rng.choice(hits)
         owed = self.oracle.offered(admitted[at].req) < admitted[at].computed
-        bad = admitted[at].model_copy(update={"blocks": self.rng.choice((None, [])) if owed else None})
+        covered = (admitted[at].computed - 1) // self.blocks.block_size  # one block too few, or no table at all
+        short = (admitted[at].blocks or [])[:covered]
+        bad = admitted[at].model_copy(update={"blocks": self.rng.choice((None, short)) if owed else None})
         admitted = [*admitted[:at], bad, *admitted[at + 1 :]]
         self.events.append(event.model_copy(update={"admitted": admitted, "error": CONTRACT}))
         self.counts["refused calls"] += 1

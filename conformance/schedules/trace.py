@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, model_validator
 
 CONTRACT = "OmniPrefixCacheContractError"
 ROW = "OmniPrefixCacheRowError"
@@ -21,6 +21,8 @@ WRITE = "OmniPrefixCacheWriteError"
 TIMEOUT = "OmniPrefixCacheStagingTimeoutError"
 MEMORY = "MemoryError"
 CLOSED = "OmniPrefixCacheClosedError"
+MOST_SLOTS = 1 << 26
+"""Slots of a cache that a trace may ask for: more than any engine has, and tables of it fit into memory."""
 
 
 class _Record(BaseModel):
@@ -31,8 +33,8 @@ class KeySetting(_Record):
     """One per-token output. `width` lanes of `item_bytes` bytes each."""
 
     name: str
-    width: int
-    item_bytes: int
+    width: NonNegativeInt
+    item_bytes: PositiveInt
     deferred: bool = False
 
     @property
@@ -47,12 +49,21 @@ class Header(_Record):
     version: Literal[1, 2] = 2
     """1 had no interleaving."""
     seed: int
-    block_size: int
-    num_blocks: int
+    block_size: PositiveInt
+    num_blocks: PositiveInt
     keys: list[KeySetting]
-    staging_depth: int
-    page_rows: int
-    budget_bytes: int
+    staging_depth: PositiveInt
+    page_rows: PositiveInt
+    budget_bytes: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.block_size * self.num_blocks > MOST_SLOTS:
+            raise ValueError(f"block_size * num_blocks is beyond {MOST_SLOTS:,}, the most slots that a trace may have")
+        names = [key.name for key in self.keys]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"keys holds {', '.join(map(repr, sorted(repeated)))} twice")
+        return self
 
 
 class Interleaving(_Record):
@@ -182,7 +193,7 @@ class Fail(_Record):
 
     event: Literal["fail"] = "fail"
     stage: Stage
-    after: int = 0
+    after: NonNegativeInt = 0
 
 
 class Rest(_Record):

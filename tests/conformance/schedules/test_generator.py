@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.schedules import generate
-from conformance.schedules.trace import Materialize, Save, Start
+from conformance.schedules.trace import CONTRACT, Materialize, Save, Start
 
 SEEDS = st.integers(min_value=0, max_value=1 << 40)
 
@@ -78,3 +78,18 @@ def test_rows_due_are_as_long_as_their_span(seed: int) -> None:
                 assert len(rows) <= end - start
                 if key.startswith("__hidden"):
                     assert len(rows) == end - start
+
+
+def test_refused_tables_are_short_by_a_block() -> None:
+    """A hit is told with no table, with none of its blocks, and with all but one: each is refused."""
+    refused = [
+        (admission.blocks, -(-admission.computed // trace.header.block_size))
+        for trace in (generate(seed).trace for seed in range(400))
+        for event in trace.events
+        if isinstance(event, Start) and event.error == CONTRACT
+        for admission in event.admitted
+        if len(admission.blocks or ()) * trace.header.block_size < admission.computed
+    ]
+    assert any(blocks is None for blocks, _ in refused)
+    assert any(blocks == [] for blocks, _ in refused)
+    assert any(blocks and len(blocks) == needed - 1 for blocks, needed in refused)

@@ -36,6 +36,11 @@ def test_a_trace_file_replays_without_its_generator(tmp_path: Path) -> None:
         ({"event": "start"}, 1),
         ({"staging_depth": "2"}, 1),
         ({"colour": "red"}, 1),
+        ({"block_size": 0}, 1),
+        ({"num_blocks": -1}, 1),
+        ({"num_blocks": 10**30}, 1),
+        ({"keys": [{"name": "a", "width": 1, "item_bytes": 8}] * 2}, 1),
+        ({"keys": [{"name": "a", "width": -1, "item_bytes": 8}]}, 1),
     ],
 )
 def test_a_header_that_is_not_of_this_version_is_refused(change: dict[str, object], line: int) -> None:
