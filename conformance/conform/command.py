@@ -82,18 +82,27 @@ def conform(  # noqa: PLR0913, PLR0917 - one for each option
         raise typer.Exit(1) from error
 
 
+SAY_S = 30.0
+"""Where there is no terminal to draw on: how often, in seconds, a line says how far it is."""
+
+
 def _run(err: Console, session: Session, budget: Budget, workers: int, path: Path | None) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("traces"))
     rate = TextColumn("{task.fields[rate]}")
     with Progress(*columns, rate, TimeElapsedColumn(), console=err, transient=True) as progress:
         before = session.done.last
         task = progress.add_task("", total=budget.traces, completed=before, rate="")
+        said = 0.0
 
         def tell(done: Part) -> None:
+            nonlocal said
             elapsed = progress.tasks[0].elapsed or 1.0
             failed = f"[red]{len(done.found)} failed[/]" if done.found else "none failed"
             told = f"{(done.last - before) / elapsed:.0f}/s, {failed}"
             progress.update(task, completed=done.last, rate=told)
+            if not err.is_terminal and elapsed - said >= SAY_S:
+                said = elapsed
+                err.print(f"{done.last:,} traces, {told}", highlight=False)
 
         session.run(budget, workers, path, tell)
         elapsed = progress.tasks[0].elapsed or 0.0

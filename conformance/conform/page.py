@@ -27,7 +27,7 @@ Screenshot = Annotated[
 
 def page(
     source: Source,
-    out: Target = Path("page.html"),
+    out: Target = Path(".scratch/page.html"),
     driver: Driver = "fast-async",
     seed: Seed = 0,
     mutant: Mutant = None,
@@ -46,6 +46,7 @@ def page(
         made = shrink(subject, trace, run, seed=seed)
         trace, run = made.trace, made.run
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_page(out, trace, run, driver=driver, command=_again(source, driver, seed, mutant, small=small))
         if screenshot is not None:
             draw(out, screenshot)

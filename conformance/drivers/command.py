@@ -73,7 +73,7 @@ def replay(source: Source, driver: Drivers = None, seed: ThreadSeed = 0, save: K
     console = Console(soft_wrap=True)
     _quiet()
     trace = _taken(source)
-    what = f"{len(trace.events)} events of the trace of seed {trace.header.seed}"
+    what = f"{source}: {len(trace.events)} events"
     if trace.interleaving is not None:
         what += f", with an interleaving of {len(trace.interleaving.switches)} switches"
     console.print(what, highlight=False)
