@@ -1,4 +1,4 @@
-"""The assertions of the machine, one function a rule, named as in the architecture page.
+"""The assertions of the machine, one function a rule, named as in spec/README.md.
 
 `Rules` watches a run: it is told each action with the states before and after it, remembers on its own what the
 machine must not forget (which rows each tenancy of a slot was given, what each step saved), and raises

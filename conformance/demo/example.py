@@ -56,7 +56,7 @@ def run_example(console: Console) -> bool:
     try:
         say.title(f"{NUM_BLOCKS} blocks of {BLOCK_SIZE}, hidden size {HIDDEN_SIZE}, {MM_KEY} of width {FEATURE_SIZE}")
         say.line("The first request has 12 tokens, which fill three blocks:")
-        say.blocks_of(FIRST)
+        say.blocks_of(FIRST, [0, 1, 2])
         _step(cache, view, NewRequest("first", list(range(12)), ([0, 1, 2],), 0), forward(FIRST))
         say.line("Its forward computes 12 rows a tensor. Each is kept in the slot of its token:")
         say.cache([FIRST[0:4], FIRST[4:8], FIRST[8:12]], {})
@@ -64,7 +64,7 @@ def run_example(console: Console) -> bool:
         say.rows(FIRST, forward(FIRST))
 
         say.line("The second request begins with the same four words:")
-        say.blocks_of(SECOND)
+        say.blocks_of(SECOND, [0, 3])
         say.line("The scheduler finds block 0 in its prefix cache: num_computed_tokens=4. The forward")
         say.line("computes the other 4 rows only, and they are kept in block 3:")
         new = forward(SECOND, start=4)
@@ -110,14 +110,14 @@ class _Printer:
     def line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def blocks_of(self, words: Sequence[str]) -> None:
-        """A prompt, and how each of its blocks is identified by all that precedes it."""
+    def blocks_of(self, words: Sequence[str], blocks: Sequence[int]) -> None:
+        """A prompt in its blocks, and how each of them is identified by all that precedes it."""
         cells = [" ".join(words[i : i + BLOCK_SIZE]).center(CELL) for i in range(0, len(words), BLOCK_SIZE)]
         self.line("")
         self.line(" " * 9 + " ".join(f"[{cell}]" for cell in cells))
-        for i in range(len(cells)):
+        for i, block in enumerate(blocks):
             prefix = _bar("prefix", i * (CELL + 3) - 1) + " " if i else ""
-            self.line(f"Block {i + 1}: {prefix}{_bar('block tokens', CELL + 2)}")
+            self.line(f"Block {block}: {prefix}{_bar('block tokens', CELL + 2)}")
         self.line("")
 
     def cache(self, blocks: Sequence[Sequence[str]], notes: dict[int, str]) -> None:

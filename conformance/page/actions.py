@@ -83,7 +83,7 @@ _WORDS: dict[str, Callable[[Details], str]] = {
     "queue_task": lambda d: f"{_task(d)} is queued",
     "claim_copy": lambda d: f"{_task(d)} is being copied",
     "finish_copy": lambda d: f"rows of {_task(d)} are on the host",
-    "write_pool": lambda d: f"rows of {_task(d)} are in the pool, but for slots that it lost",
+    "write_pool": lambda d: f"rows of {_task(d)} are in the pool (those of slots that it still has)",
     "commit_task": lambda d: f"{_task(d)} is committed",
     "fail_task": lambda d: f"{_task(d)} fails",
     "wait_task": lambda d: f"waits for {_task(d)} to be {text(d, 'until')}",

@@ -13,7 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 CONTRACT = "OmniPrefixCacheContractError"
 ROW = "OmniPrefixCacheRowError"
@@ -244,8 +253,8 @@ def parse(lines: Iterable[str]) -> Trace:
             continue
         try:
             record = _LINE.validate_json(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} of the trace: {error}") from error
+        except ValidationError as error:
+            raise ValueError(f"line {number} of the trace: {_told(error)}") from error
         if isinstance(record, Header) != (header is None):
             raise ValueError(f"line {number} of the trace: the first line is the header, and no other is")
         if isinstance(record, Header):
@@ -259,6 +268,15 @@ def parse(lines: Iterable[str]) -> Trace:
     if header is None:
         raise ValueError("the trace is empty")
     return Trace(header=header, events=events, interleaving=interleaving)
+
+
+def _told(error: ValidationError) -> str:
+    """What is wrong with a line, by field."""
+    found = []
+    for one in error.errors(include_url=False, include_input=False, include_context=False):
+        where = ".".join(str(part) for part in one["loc"])
+        found.append(f"{where}: {one['msg']}" if where else one["msg"])
+    return "; ".join(found)
 
 
 def read(path: Path) -> Trace:
