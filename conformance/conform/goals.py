@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conformance.drivers.subject import Moment, Run
 from conformance.page.tables import Read, Tables, number, text
 from conformance.schedules.generator import Generated
-from conformance.schedules.trace import TIMEOUT, Save, Start
+from conformance.schedules.trace import TIMEOUT, Save, Shutdown, Start
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,9 @@ class _Watch:
         self.waiting[moment.thread] = number(moment.details, "task")
 
     def fail_task(self, moment: Moment) -> None:
+        event = self.tables.events[moment.event] if moment.event >= 0 else None
+        if moment.thread != "committer" and (event is None or isinstance(event, Shutdown)):
+            return  # nothing failed: a shutdown drops what is queued
         self.count(FAILED_WRITE)
         if number(moment.details, "task") in [t for thread, t in self.waiting.items() if thread != moment.thread]:
             self.count(FAILED_JOIN)

@@ -22,6 +22,7 @@ MODULES = tuple(
         "merge",
         "prefetch",
         "reads",
+        "runtime",
         "slots",
         "staging",
         "steps",

@@ -1,9 +1,11 @@
 """The runtime's primitives: every wait is bounded."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from conformance.interleave import SerialRuntime, exhaustive
 from omni_prefix_fast.runtime import Deadline, Event, Latch, Runtime, ThreadRuntime
 from tests.omni_prefix_fast.harness import ManualRuntime
 
@@ -62,6 +64,25 @@ def test_a_latch_set_while_somebody_starts_to_wait_is_seen() -> None:
     runtime.event = made_too_late  # type: ignore[method-assign, assignment]
     assert latch.wait(5.0)
     assert runtime.waited == []
+
+
+def test_a_latch_is_never_missed_whatever_line_the_other_thread_is_at() -> None:
+    """Every line of waiter and setter is a point, and every interleaving of up to three preemptions is tried."""
+
+    def program(runtime: SerialRuntime) -> None:
+        latch = Latch(runtime, "done")
+        runtime.trace_lines([Latch.__module__])
+        try:
+            setter = runtime.spawn("setter", latch.set)
+            assert latch.wait(5.0)
+            setter.join()
+        finally:
+            sys.settrace(None)
+        assert runtime.monotonic() == 0.0, "the waiter was not woken"
+
+    explored = exhaustive(program, preemptions=3)
+    assert explored.error is None, str(explored)
+    assert explored.runs > 50
 
 
 def test_clock_does_not_go_back() -> None:
