@@ -71,6 +71,7 @@ class _Worker:
         self.plan = plan
         self.core = core
         self.job: _Job | None = None
+        self.has_worked = False
         self.at = _CONTEXT.Array("q", [IDLE, 0], lock=False)
         self.pipe, other = _CONTEXT.Pipe()
         self.process: BaseProcess = _CONTEXT.Process(target=work, args=(plan, other, self.at, core), daemon=True)
@@ -161,7 +162,7 @@ class Crew:
             with contextlib.suppress(EOFError, OSError):
                 part = worker.pipe.recv() if worker.pipe.poll() else None
             if part is not None:
-                worker.job = None
+                worker.job, worker.has_worked = None, True
                 part.found = sorted([*part.found, *job.lost], key=lambda f: (f.n, self._plan.drivers.index(f.driver)))
                 yield part
             elif not worker.process.is_alive() or worker.hangs(self._limit_s):
@@ -171,6 +172,8 @@ class Crew:
     def _bury(self, worker: _Worker, job: _Job) -> _Job:
         alive, n, driver = worker.process.is_alive(), worker.at[0], worker.at[1]
         worker.end()
+        if n == IDLE and worker.has_worked:  # between two traces: somebody ended it, and no trace is to blame
+            return job
         if n == IDLE:
             raise WorkerError(
                 f"a worker process ended before its first trace, with exit code {worker.process.exitcode}"

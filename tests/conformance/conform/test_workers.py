@@ -58,3 +58,17 @@ def test_worker_that_cannot_start_ends_the_session() -> None:
     """Workers that end before any trace are not started over and over: the session ends with an error."""
     with pytest.raises(WorkerError, match="before its first trace"):
         parts_of(fakes.absent, workers=1)
+
+
+def test_worker_that_is_ended_between_two_traces_is_replaced() -> None:
+    """No trace is to blame, and none is lost: what it was to do next is done by another."""
+    parts = []
+    with Crew(Plan(0, ("one", "two"), fakes.right), 1, limit_s=60.0) as crew:
+        for part in crew.parts(0, TRACES):
+            if part is not None:
+                parts.append(part)
+                if len(parts) == 1:
+                    crew._workers[0].process.kill()
+                    crew._workers[0].process.join()
+    assert [(part.first, part.last) for part in parts] == [(0, 25), (25, 50), (50, 55)]
+    assert not any(part.found for part in parts)
