@@ -1,3 +1,5 @@
+import multiprocessing
+
 import pytest
 
 from conformance.conform.plan import PER_PART, Maker, Part, Plan
@@ -68,7 +70,8 @@ def test_worker_that_is_ended_between_two_traces_is_replaced() -> None:
             if part is not None:
                 parts.append(part)
                 if len(parts) == 1:
-                    crew._workers[0].process.kill()
-                    crew._workers[0].process.join()
+                    worker = multiprocessing.active_children()[0]
+                    worker.kill()
+                    worker.join()
     assert [(part.first, part.last) for part in parts] == [(0, 25), (25, 50), (50, 55)]
     assert not any(part.found for part in parts)
