@@ -420,9 +420,15 @@ class PrefixCacheMachine:
 
     def take_step(self, step_id: StepId, req_ids: Collection[ReqId]) -> StepContext:
         """`TakeStep`: consume a saved step. Raises as `StepTable.take` does, and consumes nothing then."""
-        with self.lock, self.held:
-            context = self.steps.take(step_id, req_ids)
-        self._tell_taken(lambda: self.let_go(context), "take_step", step=step_id, req_ids=tuple(req_ids))
+        context: StepContext | None = None
+        try:
+            with self.lock, self.held:
+                context = self.steps.take(step_id, req_ids)
+            self._counters.trace("take_step", step=step_id, req_ids=tuple(req_ids))
+        except BaseException:
+            if context is not None:
+                self.let_go(context)
+            raise
         return context
 
     def fetch_read(self, read: HitRead, deadline: Deadline) -> None:

@@ -343,7 +343,11 @@ class OmniPrefixCacheManager:
             outputs = merge(context, wanted, lambda key: machine.staging.rows(context.page, key, rows), self._allocate)
             machine.count_handed_over(reads)
         finally:
-            machine.let_go(context)
+            try:
+                machine.let_go(context)
+            except BaseException:  # an interrupt, maybe before it began
+                machine.let_go(context)
+                raise
         return outputs
 
     def discard_step(self, step_id: StepId) -> None:
@@ -354,7 +358,12 @@ class OmniPrefixCacheManager:
             OmniPrefixCacheWriteError: a write failed.
         """
         self._check_usable()
-        self._machine.let_go(self._take_step(step_id, ()))
+        context = self._take_step(step_id, ())
+        try:
+            self._machine.let_go(context)
+        except BaseException:  # an interrupt, maybe before it began
+            self._machine.let_go(context)
+            raise
         self._machine.count_discarded()
 
     @_whole_or_failed

@@ -79,7 +79,8 @@ class StepTable:
                 f"step {step_id}: requests {strangers} were not in the batch when it was saved; "
                 f"it had {list(context.layout.req_ids)}"
             )
-        return self._open.pop(step_id)
+        del self._open[step_id]  # unlike a call, nothing between which and the return an interrupt may come
+        return context
 
     def unconsumed(self) -> list[StepId]:
         """Ids that nobody has consumed yet."""
