@@ -85,15 +85,25 @@ def test_checkpoint_of_another_session_is_refused(tmp_path: Path) -> None:
         Session.begin(plan_of(), path)
 
 
+def test_checkpoint_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces that were right before a change say nothing of the code after it."""
+    path = tmp_path / "checkpoint.json"
+    checkpoint.save(path, plan_of(), Session.begin(plan_of(), None).done)
+    assert checkpoint.load(path, plan_of()).last == 0
+    monkeypatch.setattr(checkpoint, "digest_of_sources", lambda: "another")
+    with pytest.raises(ValueError, match="other sources"):
+        checkpoint.load(path, plan_of())
+
+
 @pytest.mark.parametrize(
     "told",
     [
         "[]",
-        '{"version": 1}',
-        '{"version": 1, "options": {}, "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
-        '{"version": 1, "options": {}, "done": -1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
-        '{"version": 1, "options": {}, "done": 1, "coverage": {"sections": {"a": 1}, "orders": {}}, "found": []}',
-        '{"version": 1, "options": {}, "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": [{"n": 1}]}',
+        '{"version": 2}',
+        '{"version": 2, "options": {}, "sources": "", "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
+        '{"version": 2, "options": {}, "sources": "", "done": -1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
+        '{"version": 2, "options": {}, "sources": "", "done": 1, "coverage": {"sections": {"a": 1}, "orders": {}}, "found": []}',
+        '{"version": 2, "options": {}, "sources": "", "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": [{"n": 1}]}',
     ],
 )
 def test_damaged_checkpoint_is_told(told: str, tmp_path: Path) -> None:
