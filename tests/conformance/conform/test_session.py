@@ -95,15 +95,27 @@ def test_checkpoint_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
         checkpoint.load(path, plan_of())
 
 
+WHOLE = {
+    "version": checkpoint.VERSION,
+    "options": {},
+    "sources": "",
+    "done": 1,
+    "coverage": {"sections": {}, "orders": {}},
+    "found": [],
+}
+"""A checkpoint of other options."""
+
+
 @pytest.mark.parametrize(
     "told",
     [
         "[]",
         '{"version": 2}',
-        '{"version": 2, "options": {}, "sources": "", "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
-        '{"version": 2, "options": {}, "sources": "", "done": -1, "coverage": {"sections": {}, "orders": {}}, "found": []}',
-        '{"version": 2, "options": {}, "sources": "", "done": 1, "coverage": {"sections": {"a": 1}, "orders": {}}, "found": []}',
-        '{"version": 2, "options": {}, "sources": "", "done": 1, "coverage": {"sections": {}, "orders": {}}, "found": [{"n": 1}]}',
+        json.dumps(WHOLE | {"sources": None}),
+        json.dumps(WHOLE),
+        json.dumps(WHOLE | {"done": -1}),
+        json.dumps(WHOLE | {"coverage": {"sections": {"a": 1}, "orders": {}}}),
+        json.dumps(WHOLE | {"found": [{"n": 1}]}),
     ],
 )
 def test_damaged_checkpoint_is_told(told: str, tmp_path: Path) -> None:
