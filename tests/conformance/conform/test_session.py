@@ -1,4 +1,5 @@
 import io
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
