@@ -40,6 +40,8 @@ RARE = {
     "failure_keeps_queue",
     "shutdown_leaves_waiter",
     "prefetch_dies_of_failure",
+    "let_go_without_lock",
+    "short_table_taken",
 }
 """Faults that take dozens of traces or more: `make mutants` hunts for them, five seeds each."""
 COMMON = [mutant for mutant in FAST_MUTANTS if mutant.name not in RARE]
